@@ -9,13 +9,24 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from cml_engine.errors import ModelError, Source, located
+from cml_engine.errors import ModelError, ShapeError, Source, UnsupportedOp, located
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.block_weights import copy_of
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact, Graph, Node
 from cml_engine.nnef.expansion.compose import to_identifier
 from cml_engine.nnef.expansion.nodes import Infer, literal_name
-from cml_engine.nnef.expansion.signatures import REQUIRED, Signature, operator_signatures, signature
+from cml_engine.nnef.expansion.signatures import (
+    REQUIRED,
+    BindError,
+    Param,
+    Signature,
+    coerce,
+    declared_signature,
+    operator_signatures,
+    signature,
+)
+from cml_engine.nnef.expansion.values import describe
+from cml_engine.nnef.text.syntax_tree import Type
 
 T = TypeVar("T")
 
@@ -155,6 +166,41 @@ class ImportBuilder:
         self._infer_facts(node)
         return list(outputs)
 
+    def own_node(
+        self,
+        declaration: str,
+        inputs: Sequence[str],
+        wanted: Sequence[str],
+        attrs: Mapping[str, object],
+    ) -> list[str]:
+        """Adds an operator of the game's own and returns the names of its results.
+
+        ``declaration`` is its NNEF signature. Raises an error if the inputs, the results or the
+        attributes do not fit it.
+        """
+        declared = declared_signature(declaration, "<declaration of an operator>")
+        params = {param.name: param for param in declared.attrs}
+        for name in attrs:
+            if name not in params:
+                listed = ", ".join(params) or "none"
+                raise UnsupportedOp(f"unknown attribute '{name}': it has {listed}", self.source)
+        for name, param in params.items():
+            if param.required and name not in attrs:
+                raise ShapeError(f"attribute '{name}' is missing", self.source)
+        if len(inputs) != len(declared.tensors) or len(wanted) != len(declared.results):
+            raise ShapeError(
+                f"{len(inputs)} inputs and {len(wanted)} outputs, wanted {declared}", self.source
+            )
+        typed_attrs = {name: self._attribute(params[name], value) for name, value in attrs.items()}
+        return self.split_node(declared.name, inputs, wanted, declared, **typed_attrs)
+
+    def _attribute(self, param: Param, value: object) -> object:
+        try:
+            return coerce(param.type, _from_flat(param.type, value), None)
+        except BindError:
+            message = f"attribute '{param.name}' wants {param.type}, got {describe(value)}"
+            raise ModelError(message, self.source) from None
+
     def unknown_node(
         self,
         op: str,
@@ -248,6 +294,27 @@ class ImportBuilder:
         with located(node.source):
             facts = self._infer(node, self.facts)
         self.facts.update(zip(node.outputs, facts, strict=True))
+
+
+def _from_flat(declared_type: Type, value: object) -> object:
+    """Returns an attribute of a foreign file with the truth values and tuples of a declared type.
+
+    Such files have 0 and 1 for truth values, and the items of tuples one after another.
+    """
+    if declared_type.name == "logical" and value in (0, 1):
+        return bool(value)
+    if not isinstance(value, list):
+        return value
+    if declared_type.kind == "tuple":
+        return tuple(map(_from_flat, declared_type.items, value))
+    tuple_size = len(declared_type.items[0].items) if declared_type.items else 0
+    if tuple_size:
+        value = [value[i : i + tuple_size] for i in range(0, len(value), tuple_size)]
+    return (
+        [_from_flat(declared_type.items[0], item) for item in value]
+        if declared_type.items
+        else value
+    )
 
 
 def rename_tensors(node: Node, names: Mapping[str, str]) -> Node:

@@ -10,14 +10,12 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.errors import CmlError, InputError, ModelError
-from cml_engine.formats.ncnn.ncnn_model import LAYERS, REFUSED
+from cml_engine.formats.ncnn.ncnn_model import REFUSED
 from cml_engine.ir.graph import Fact
+from tests import ncnn_layers
 from tests.fixtures.messages import raises
 from tests.fixtures.models import FileSource
-from tests.fixtures.ncnn_models import FLOAT16, FLOAT32, write
-from tests.fixtures.pages import ROOT
-
-DOCS = ROOT / "docs" / "ncnn_layers.md"
+from tests.fixtures.ncnn_models import FLOAT16, FLOAT32, input_line, write
 
 
 def raw(*values):
@@ -212,21 +210,15 @@ def test_all_unknown_layers_are_named_at_once(convert_lines):
     assert [line.strip() for line in lines[1:]] == [
         "PRelu, 2 x, first in line 4: did you mean PReLU?",
         f"Yolov3DetectionOutput, 1 x, first in line 6: {REFUSED['Yolov3DetectionOutput']}",
-        "Frobnicate, 1 x, first in line 7: export the network without it",
+        "Frobnicate, 1 x, first in line 7: export the network without it, or bring it as an "
+        "operator of your own 'Frobnicate' (--ops FILE.py)",
     ]
 
 
-def test_ncnn_page_lists_all_layer_types():
-    """``docs/ncnn_layers.md`` has a line for each layer type, converted or refused, with its
-    limits."""
-    text = DOCS.read_text(encoding="utf-8")
-    rows = [f"| {kind.name} | {kind.limits} |" for _, kind in sorted(LAYERS.items())]
-    rows += [f"| {name} | {todo} |" for name, todo in sorted(REFUSED.items())]
-    found = [line for line in text.splitlines() if line.startswith("| ") and line not in HEADS]
-    assert found == rows, "\n" + "\n".join(rows)
-
-
-HEADS = ("| layer | refused |", "| layer | what to do |")
+def test_ncnn_page_is_generated():
+    assert ncnn_layers.PAGE.read_text(encoding="utf-8") == ncnn_layers.page(), (
+        "run python -m tests.ncnn_layers --write"
+    )
 
 
 @pytest.mark.parametrize(
@@ -237,7 +229,20 @@ HEADS = ("| layer | refused |", "| layer | what to do |")
         ("ReLU r 1 1 in out 0=0.1 0=0.2", b"", "parameter 0 stands twice"),
         ("ReLU r 1 1 in out 0=1e39", b"", "'0=1e39' is no parameter"),
         ("ReLU r ² 1 in out", b"", "wanted: type, name, number of inputs"),
-        ('Reshape r 1 1 in out 6="0w,0h"', b"", "a shape that is an expression cannot be conv"),
+        ('Reshape r 1 1 in out 6="0w,"', b"", "the formula '0w,' lacks a term"),
+        ('Reshape r 1 1 in out 6="1w,-1"', b"", "'1w' of 1 inputs"),
+        ('Reshape r 1 1 in out 6="//(0w,0)"', b"", "the formula '//(0w,0)' has no value"),
+        ('Reshape r 1 1 in out 6="0w,1,1,1,1"', b"", "the shape [1, 1, 1, 1, 8]"),
+        ("Reshape r 1 1 in out 0=-1 12=0", b"", "a reshape that moves the batch cannot be"),
+        ("SDPA s 3 1 in in in out 5=1", b"", "3 inputs: export it again"),
+        ("Einsum e 2 1 in in out -23300=4,105,45,62,105", b"", "the equation 'i->i' of 2 inputs"),
+        ("Flip f 1 1 in out -23300=1,3", b"", "axis 3 of 3"),
+        ("ArgMax a 1 1 in out 1=257", b"", "257 of 256 elements"),
+        ("Unfold u 1 1 in out 1=9", b"", "a kernel of [9, 9] over [8, 8]"),
+        ("Spectrogram s 1 1 in out 0=4", b"", "an input of 3 axes"),
+        ("pnnx.Expression e 1 1 in out0", b"", "a formula that is not in the file"),
+        ("pnnx.Expression e 1 1 in out expr=size(@0,1)", b"", "'size' of 2 operands in a formula"),
+        ("pnnx.Expression e 1 1 in out expr=add(@0,@1)", b"", "'@1' in a formula"),
         ("Scale s 2 1 in in out 0=4", b"", "2 inputs and 4 factors"),
         ("Slice s 1 2 in out b -23300=2,1,1", b"", "parts that end at [1, 2] of 4"),
         ("Slice s 1 2 in out b -23300=3,1,1,2", b"", "3 parts for 2 outputs"),
@@ -282,6 +287,10 @@ def test_non_ncnn_files_are_refused(tmp_path):
         (b"7767517\n", "wanted the numbers of layers and blobs in line 2"),
         (b"7767517\n3 3\nInput i 0 1 in\n", "line 2 says 3 layers, got 1"),
         (b"\xff\xfe", "is not text"),
+        (
+            b"7767517\n1 1\npnnx.Input in 0 1 x #x=(1,3)f32\n",
+            "the file is pnnx's own, not ncnn's: give the .ncnn.param",
+        ),
     ]:
         (tmp_path / "m.param").write_bytes(data)
         with raises(ModelError, message):
@@ -293,3 +302,197 @@ def test_non_ncnn_files_are_refused(tmp_path):
         cml.load(tmp_path / "n.param")
     with pytest.raises(InputError, match="fragments and weights cannot be given for ncnn"):
         cml.load(tmp_path / "m.param", fragments=["f.nnef"], weights="w.safetensors")
+
+
+# -- what ncnn itself does not run ----------------------------------------------------------------
+
+
+def test_argmax_gives_the_last_of_equal_elements_first(convert_lines):
+    x = np.zeros((1, 4, 8, 8), np.float32)
+    x[0, 1, 2, 3] = x[0, 3, 7, 7] = 5
+    x[0, 2, 0, 0] = 7
+    places = [128.0, 255.0, 83.0]
+    session = cml.Session(convert_lines("ArgMax a 1 1 in out 1=3"), "cpu")
+    np.testing.assert_array_equal(session.run({"in": x})["out"], [[places]])
+    session = cml.Session(convert_lines("ArgMax a 1 1 in out 0=1 1=3"), "cpu")
+    np.testing.assert_array_equal(session.run({"in": x})["out"], [[[7, 5, 5], places]])
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_pyramid_pooling_pads_with_zeros(tmp_path, rng, kind):
+    path = write(tmp_path, ["Input i 0 1 in 0=5 1=6 2=2", f"SPP s 1 1 in out 0={kind} 1=2"])
+    x = rng.standard_normal((2, 6, 5), np.float32) - 3
+    reduce = np.mean if kind else np.max
+    padded = np.pad(x, ((0, 0), (0, 0), (1, 0)))  # two windows of 3 x 3 cover 6 of 7 columns
+    quarters = padded.reshape(2, 2, 3, 2, 3)
+    expected = [reduce(x, axis=(1, 2)).ravel(), reduce(quarters, axis=(2, 4)).ravel()]
+    actual = cml.Session(cml.load(path), "cpu").run({"in": x[None]})["out"]
+    np.testing.assert_allclose(actual[0], np.concatenate(expected), rtol=1e-6)
+
+
+@pytest.mark.parametrize("heads", [2, 4])
+def test_attention_with_past_keys(tmp_path, rng, heads):
+    """ncnn reads past keys only from memory of its own, so the reference is the definition."""
+    shapes = {"q": (heads, 3, 4), "k": (2, 1, 4), "v": (2, 1, 5), "pk": (2, 6, 4), "pv": (2, 6, 5)}
+    lines = [input_line(name, shape) for name, shape in shapes.items()]
+    lines.append("SDPA s 5 3 q k v pk pv out nk nv 7=1")
+    arrays = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    session = cml.Session(cml.load(write(tmp_path, lines)), "cpu")
+    results = session.run({name: x[None] for name, x in arrays.items()})
+    keys, values = (
+        np.concatenate([arrays[f"p{name}"], arrays[name]], axis=1).repeat(heads // 2, axis=0)
+        for name in "kv"
+    )
+    scores = np.exp(arrays["q"] @ keys.swapaxes(1, 2) / 2)
+    expected = scores / scores.sum(axis=2, keepdims=True) @ values
+    np.testing.assert_allclose(results["out"][0], expected, rtol=1e-4, atol=1e-6)
+    assert results["nk"].shape == (1, 2, 7, 4) and results["nv"].shape == (1, 2, 7, 5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "parameters", "expected"),
+    [
+        ((2, 3, 4), "0=24", lambda x: x.transpose(1, 2, 0).ravel()),
+        ((2, 3, 4), "0=-1 1=3", lambda x: x.transpose(1, 2, 0).reshape(8, 3).T),
+        ((2, 3, 4), "0=2 1=3 2=-1", lambda x: x.transpose(1, 2, 0).reshape(3, 2, 4)
+            .transpose(2, 0, 1)),
+        ((2, 3, 4), "0=3 1=4 2=2", lambda x: x.reshape(2, 4, 3)),  # the channels stay
+        ((6, 4), "0=3 1=8", lambda x: x.T.reshape(3, 8).T),
+        ((2, 3, 2, 2), "0=6 1=4", lambda x: x.transpose(1, 2, 3, 0).reshape(6, 4).T),
+        ((24,), "0=4 1=6", lambda x: x.reshape(4, 6).T),
+    ],
+)  # fmt: skip
+def test_reshape_with_the_channels_innermost(tmp_path, rng, shape, parameters, expected):
+    """``3=1``, which ncnn dropped in 2025, is the order of elements of TensorFlow's models."""
+    path = write(tmp_path, [input_line("in", shape), f"Reshape r 1 1 in out {parameters} 3=1"])
+    x = rng.standard_normal(shape, np.float32)
+    result = cml.Session(cml.load(path), "cpu").run({"in": x[None]})["out"]
+    np.testing.assert_array_equal(result[0], expected(x))
+
+
+def test_a_part_that_does_not_fit_is_refused(convert_lines):
+    with raises(ModelError, "from [0, 0, 6] to [4, 8, 10] of [4, 8, 8]"):
+        convert_lines("Crop c 1 1 in part 3=4 4=8 5=4", "CopyTo t 2 1 in part out 0=6")
+
+
+# -- what pnnx writes -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lines", "outputs"),
+    [
+        (["Split s 1 2 in a b", "ReLU r 1 1 a y"], ["y"]),
+        (["ReLU q 1 1 in x", "Split s 1 3 x a b c", "BinaryOp r 2 1 a b y 0=0"], ["y"]),
+        (["Split s 1 2 in a b", "Split t 1 2 b c d", "ReLU r 1 1 c y"], ["y"]),
+        (["Split s 1 2 in a b"], ["a", "b"]),
+        (["pnnx.Expression e 0 1 n", "ReLU r 1 1 in y"], ["y"]),
+        (["ReLU r 1 1 in y", "pnnx.Expression e 1 1 y n", "pnnx.Expression f 1 1 n m"], ["y"]),
+        (["SherpaMetaData m 0 0 0=2 -23316=2,1,2", "ReLU r 1 1 in y"], ["y"]),
+    ],
+)
+def test_layers_that_compute_nothing(convert_lines, lines, outputs):
+    assert list(convert_lines(*lines).outputs) == outputs
+
+
+def test_pnnx_names_its_outputs(tmp_path):
+    lines = ["Input in0 0 1 in0 0=4", "ReLU a 1 1 in0 out1", "Split s 1 2 out1 x y",
+             "TanH b 1 1 x z", "BinaryOp c 2 1 y z out0 0=0"]  # fmt: skip
+    graph = cml.load(write(tmp_path, lines))
+    assert graph.outputs == ("out1", "out0")
+    results = cml.Session(graph, "cpu").run({"in0": np.float32([[-1, 0, 1, 2]])})
+    np.testing.assert_array_equal(results["out1"], [[0, 0, 1, 2]])
+
+
+@pytest.mark.parametrize(
+    ("formula", "expected"),
+    [
+        ("add(@0,@1)", lambda x, y: x + y),
+        ("sub(1,mul(@0,0.5))", lambda x, y: 1 - x * 0.5),
+        ("sqrt(add(square(@0),square(@1)))", np.hypot),
+        ("maximum(@0,neg(@1))", lambda x, y: np.maximum(x, -y)),
+        ("floor_divide(@0,2)", lambda x, y: x // 2),
+        ("reciprocal(exp(@1))", lambda x, y: np.exp(-y)),
+        ("atan2(@0,@1)", np.arctan2),
+    ],
+)
+def test_formulas_of_pnnx(convert_lines, rng, formula, expected):
+    graph = convert_lines("TanH t 1 1 in y", f"pnnx.Expression e 2 1 in y out expr={formula}")
+    x = rng.standard_normal((1, 4, 8, 8), np.float32)
+    result = cml.Session(graph, "cpu").run({"in": x})["out"]
+    np.testing.assert_allclose(result, expected(x, np.tanh(x)), rtol=1e-5, atol=1e-5)
+
+
+# -- layers of one's own --------------------------------------------------------------------------
+
+
+def _focus_shape(attrs, x):
+    n, channels, height, width = x.shape
+    return Fact("scalar", (n, 4 * channels, height // 2, width // 2))
+
+
+def _focus(attrs, x):
+    parts = [x[:, :, a::2, b::2] for b in range(2) for a in range(2)]
+    return np.concatenate(parts, axis=1)
+
+
+FOCUS = cml.OpSpec(
+    name="YoloV5Focus",
+    signature="fragment YoloV5Focus(x: tensor<scalar>) -> (y: tensor<scalar>);",
+    infer=_focus_shape,
+    cpu=_focus,
+)
+WARP = cml.OpSpec(
+    name="rife_Warp",
+    signature="fragment rife_Warp(image: tensor<scalar>, flow: tensor<scalar>, mode: integer = 0,"
+    " gain: scalar = 1.0, axes: integer[] = [], mirrored: logical = false)"
+    " -> (y: tensor<scalar>);",
+    infer=cml.same_as(0),
+    cpu=lambda attrs, image, flow: image + attrs.gain * flow.mean(axis=1, keepdims=True),
+)
+
+
+@pytest.fixture
+def own_layers():
+    for spec in (FOCUS, WARP):
+        cml.register(spec)
+    yield
+    for spec in (FOCUS, WARP):
+        cml.unregister(spec.name)
+
+
+def test_own_layers_are_registered_operators(own_layers, convert_lines, rng, tmp_path):
+    graph = convert_lines("YoloV5Focus f 1 1 in out")
+    x = rng.standard_normal((1, 4, 8, 8), np.float32)
+    result = cml.Session(graph, "cpu").run({"in": x})["out"]
+    np.testing.assert_array_equal(result, _focus(None, x))
+    cml.save(graph, tmp_path / "m.nnef")
+    assert "fragment YoloV5Focus(" in (tmp_path / "m.nnef" / "graph.nnef").read_text()
+    saved = cml.Session(cml.load(tmp_path / "m.nnef"), "cpu")
+    np.testing.assert_array_equal(saved.run({saved.graph.inputs[0]: x})["out"], result)
+
+
+def test_parameters_of_own_layers_are_attributes_in_order(own_layers, convert_lines, rng):
+    graph = convert_lines("TanH t 1 1 in flow",
+                          "rife.Warp w 2 1 in flow out 0=3 1=2 -23302=2,1,2 3=1")  # fmt: skip
+    (node,) = (node for node in graph.nodes if node.op == "rife_Warp")
+    assert dict(node.attrs) == {"mode": 3, "gain": 2.0, "axes": [1, 2], "mirrored": True}
+    x = rng.standard_normal((1, 4, 8, 8), np.float32)
+    expected = x + 2 * np.tanh(x).mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(cml.Session(graph, "cpu").run({"in": x})["out"], expected, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("rife.Warp w 1 1 in out", "1 inputs and 1 outputs, wanted rife_Warp(image: tensor"),
+        ("rife.Warp w 2 2 in in out b", "2 inputs and 2 outputs, wanted rife_Warp(image: tensor"),
+        ("rife.Warp w 2 1 in in out 4=1", "parameter 4 of an operator with 4 attributes"),
+        ("rife.Warp w 2 1 in in out 0=0.5", "attribute 'mode' wants integer, got scalar 0.5"),
+        ("rife.Warp w 2 1 in in out 2=1", "attribute 'axes' wants integer[], got integer 1"),
+        ('rife.Warp w 2 1 in in out 1="0w"', "attribute 'gain' wants scalar, got"),
+        ("rife.warp w 2 1 in in out", "operator of your own 'rife_warp' (--ops FILE.py)"),
+    ],
+)
+def test_own_layers_that_do_not_fit(own_layers, convert_lines, line, message):
+    with raises(ModelError, message):
+        convert_lines(line)

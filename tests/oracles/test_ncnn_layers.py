@@ -2,7 +2,7 @@
 ncnn's."""
 
 import struct
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ import pytest
 import cml_engine as cml
 from cml_engine.formats.ncnn.ncnn_model import LAYERS
 from tests.fixtures.ncnn_models import input_line, run_ncnn, weight_bytes, write
+from tests.ncnn_layers import ncnn_layers
 
 pytest.importorskip("ncnn")
 
@@ -361,19 +362,175 @@ def recurrent():
     yield case("LSTM 0=4 1=240 2=2 3=6 | 3,5 | f240 f48 h192 f48")
 
 
+def attention():
+    """Yields cases of attention whose projections are other layers, and of rotated rows."""
+    for shapes in ("3,5,8 | 3,7,8 | 3,7,6", "4,5,8 | 2,7,8 | 2,7,8", "4,1,6 | 1,1,6 | 1,1,3"):
+        yield case(f"SDPA | {shapes}")
+        yield case(f"SDPA 6=0.3 | {shapes}")
+    yield case("SDPA 5=1 | 3,5,8 | 3,7,8 | 3,7,6 | 5,7")
+    yield case("SDPA 5=1 | 4,5,8 | 2,7,8 | 2,7,6 | 4,5,7")
+    yield case("SDPA 5=1 | 4,5,8 | 2,7,8 | 2,7,6 | 1,5,7")
+    for interleaved in range(2):
+        for tables in ("5,4", "1,5,4", "7,4"):
+            yield case(f"RotaryEmbed 0={interleaved} | 3,5,8 | {tables} | {tables}")
+    yield case("RotaryEmbed | 3,5,8 | 5,8 | 5,8")
+
+
+def columns():
+    """Yields cases of windows as columns, and back, and of moved windows."""
+    rng = np.random.default_rng(9)
+    for i in range(16):
+        kernel, stride, dilation = (rng.integers(1, 4, 2) for _ in range(3))
+        before, behind = rng.integers(0, 3, 2), rng.integers(0, 3, 2)
+        window = (f"1={kernel[0]} 11={kernel[1]} 2={dilation[0]} 12={dilation[1]} "
+                  f"3={stride[0]} 13={stride[1]}")  # fmt: skip
+        sides = f"4={before[0]} 15={behind[0]} 14={before[1]} 16={behind[1]}"
+        same = f"4={-233 - i % 2} 18=0.5"
+        size = (9, 11)  # height, width
+        counts = [
+            (n + a + b - (k - 1) * d - 1) // s + 1
+            for n, a, b, k, d, s in zip(
+                size[::-1], before, behind, kernel, dilation, stride, strict=True
+            )
+        ]
+        taps = int(np.prod(kernel))
+        yield case(f"Unfold {window} {sides} 18=0.25", (3, *size))
+        yield case(f"Unfold {window} {same}", (2, *size))
+        yield case(
+            f"Fold {window} {sides} 20={size[1]} 21={size[0]}", (3 * taps, int(np.prod(counts)))
+        )
+        maps = (int(counts[1]), int(counts[0]))
+        line = f"DeformableConv2D 0=4 {window} {sides} 5={i % 2} 6={12 * taps} {ACTIVATIONS[i % 7]}"
+        weights = f"f{12 * taps}" + " r4" * (i % 2)
+        yield case(line, (3, *size), (2 * taps, *maps), (taps, *maps), weights=weights)
+
+
+def spectra():
+    """Yields cases of transforms of signals of 40 samples, and of the inverse."""
+    for power, window in product(range(3), range(3)):
+        more = f"1={power} 4={window} 7={(power + window) % 3} 8={window % 2}"
+        yield case(f"Spectrogram 0=12 {more} | 40")
+        yield case(f"Spectrogram 0=9 2=4 3=6 6={window} {more} | 40")
+        yield case(f"Spectrogram 0=12 2=5 5=0 {more} | 40")
+        parts = f"1={power} 4={2 - window % 2 * 2} 7={(power + window) % 3}"
+        yield case(f"InverseSpectrogram 0=12 {parts} | 7,6,2")
+        yield case(f"InverseSpectrogram 0=12 2=5 5=0 {parts} | 12,6,2")
+        yield case(f"InverseSpectrogram 0=9 2=2 {parts} | 5,6,2")
+
+
+def statistics():
+    for shape in SHAPES:
+        for with_deviation in range(2):
+            yield case(f"StatisticsPooling 0={with_deviation}", shape)
+
+
+def replacements():
+    for offsets, shapes in (
+        ("0=1", "6 | 3"),
+        ("0=3", "6 | 3"),
+        ("0=1 1=2", "4,6 | 2,3"),
+        ("1=3", "4,6 | 6"),
+        ("0=1 1=2 2=1", "4,5,6 | 2,3,2"),
+        ("0=1 2=3", "4,5,6 | 5,2"),
+        ("0=1 1=1 13=2 2=1", "3,4,5,6 | 2,1,3,4"),
+        ("0=2", "3,4,5,6 | 3,4,5,3"),
+        ("", "4,5,6 | 4,5,6"),
+        ("-23309=1,2 -23311=1,1", "4,5,6 | 4,2,6"),
+        ("-23309=2,1,-3 -23311=2,0,-1", "4,5,6 | 2,5,2"),
+        ("-23309=3,1,-233,2", "4,5,6 | 2,3,4"),
+    ):
+        yield case(f"CopyTo {offsets} | {shapes}")
+
+
+def flips():
+    for shape in SHAPES:
+        rank = len(shape)
+        for count in range(1, rank + 1):
+            for found in combinations(range(rank), count):
+                for chosen in (found, tuple(axis - rank for axis in found)):
+                    listed = ",".join(map(str, (count, *chosen)))
+                    yield case(f"Flip -23300={listed}", shape)
+    for distance in range(-3, 4):
+        yield case(f"Diag 0={distance} | 5")
+        yield case(f"Diag 0={distance} | 5,4")
+        yield case(f"Diag 0={distance} | 4,6")
+
+
+def equations():
+    for equation, shapes in (
+        ("ik,kj->ij", "3,4 | 4,5"),
+        ("ij,ij->i", "3,4 | 3,4"),
+        ("i,j->ij", "3 | 4"),
+        ("ji->ij", "3,4"),
+        ("ijl,ijkl->ijk", "2,3,4 | 2,3,5,4"),
+        ("ikl,jl->ijk", "2,3,4 | 5,4"),
+        ("ijl,ikl->ijk", "2,3,5 | 2,4,5"),
+        ("ijk->i", "2,3,4"),
+        ("ii,ij->ij", "3,3 | 3,4"),
+        ("iji->ij", "3,4,3"),
+        ("il,jl,kl->ijk", "2,5 | 3,5 | 4,5"),
+        ("ijkl,ijkl->ijkl", "2,3,4,5 | 2,3,4,5"),
+    ):
+        codes = ",".join(map(str, (len(equation), *map(ord, equation))))
+        yield case(f"Einsum -23300={codes} | {shapes}")
+
+
+def formulas():
+    """Yields cases whose sizes and positions are formulas of the inputs' extents."""
+    for formula, shapes in (
+        ("/(0w,2),*(0h,2),0c", "4,5,6"),
+        ("0w,-1", "4,5,6"),
+        ("//(0w,4),0,-1", "4,5,6"),
+        ("1w,-1", "4,5,6 | 4,2"),
+        ("*(0w,0h),0c", "4,5,6"),
+        ("-(+(0w,0h),1),-1", "2,5,6"),
+        ("max(0w,0h),min(0w,0h),0c", "4,5,6"),
+        ("abs(neg(0w)),sign(0h),-1", "4,5,6"),
+        ("round(*(0w,0.9)),-1", "4,5,6"),
+        ("ceil(/(0w,4)),floor(/(0h,2)),trunc(1.9),-1", "3,4,5,6"),
+        ("sqrt(square(0w)),-1", "4,5,6"),
+        ("and(0w,4),or(0h,1),xor(0c,1),-1", "8,3,5,6"),
+        ("lshift(1,1),rshift(0h,1),-1", "4,4,6"),
+        ("remainder(0w,4),-1", "4,5,6"),
+        ("pow(2,reciprocal(0.5)),-1", "4,5,6"),
+    ):
+        yield case(f'Reshape 6="{formula}" | {shapes}')
+    for line in (
+        'Crop 19="1,0" 20="//(0c,2),-(0h,1)" 21="0,1" | 5,4,6',
+        'Crop 19="1" 20="-233" 21="-1" | 4,6',
+        'Crop 19="-(1c,1)" 20="0c" 21="0" | 5,4,6 | 3,1,1',
+        'Interp 0=1 9="*(0w,2),*(0h,3)" | 3,4,5',
+        'Interp 0=2 9="//(0w,2),0h" | 3,4,6',
+        'Interp 0=3 9="1w,1h" | 3,4,6 | 1,7,9',
+        'Interp 0=2 9="*(0w,2)" | 3,6',
+    ):
+        yield case(line)
+
+
 FAMILIES = (
+    attention, columns, spectra, statistics, replacements, flips, equations, formulas,
     activations, arithmetic, convolutions, poolings, normalizations,
     other_normalizations, reductions, resizings, samplings, parts,
     moves, axes, products, recurrent,
 )  # fmt: skip
 
 #: Another test checks the numbers of each.
-ELSEWHERE = {"Embed", "Input", "MemoryData", "Packing"}
+ELSEWHERE = {"ArgMax", "Embed", "Input", "MemoryData", "Packing", "SPP", "pnnx.Expression"}
 
 
 def test_every_layer_type_is_compared():
     compared = {line.split()[0] for family in FAMILIES for line, *_ in family()}
     assert compared | ELSEWHERE == set(LAYERS)
+
+
+def test_the_table_has_every_layer_of_ncnns_own_list():
+    """Every number of a layer that ncnn creates, and those it was built without, has its name."""
+    import ncnn
+
+    numbers = {ncnn.layer_to_index(name) for name in ncnn_layers()}
+    created = [number for number in range(400) if ncnn.create_layer(number) is not None]
+    assert len(created) > 100
+    assert set(range(max(created) + 1)) == numbers
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)

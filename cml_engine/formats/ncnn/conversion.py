@@ -1,4 +1,4 @@
-"""The conversion of one ncnn layer to operators, and the table of layer types that have one.
+"""The conversion of one ncnn layer to operators, and the table of ncnn's layer types.
 
 A function under :func:`converts` gets the :class:`NcnnLayer` and its input tensors, and returns the
 tensors of its outputs. ncnn has no batch axis: its (channels, height, width) becomes NNEF's (1,
@@ -14,16 +14,25 @@ from math import prod
 from typing import Any, TypeAlias
 
 from cml_engine.formats.builder import ImportBuilder
-from cml_engine.formats.ncnn.files import LayerLine, WeightReader
+from cml_engine.formats.format import Engine
+from cml_engine.formats.ncnn.expressions import FormulaError, evaluate_sizes
+from cml_engine.formats.ncnn.files import FORMULA, LayerLine, WeightReader
 from cml_engine.ir.graph import Array
+from cml_engine.nnef.expansion.values import TensorRef
 
 #: ``convert(layer, *inputs)`` returns the tensor of the layer's output, or a list of tensors.
 Convert: TypeAlias = "Callable[..., NcnnTensor | list[NcnnTensor]]"
 
-#: The parameters that may be text: computed shapes, sizes and positions.
-EXPRESSIONS = frozenset((6, 9, 19, 20, 21))
+#: The parameters that may be text: formulas of shapes, sizes, positions and tensors.
+FORMULAS = frozenset((6, 9, 19, 20, 21, FORMULA))
+
+#: ncnn's letters of a tensor's axes, outermost first, by their number.
+AXES = {1: "W", 2: "HW", 3: "CHW", 4: "CDHW"}
 
 ANY = 10_000
+
+#: The type of the layers in which pnnx leaves formulas that ncnn has no layer for.
+EXPRESSION = "pnnx.Expression"
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,7 @@ class NcnnLayer(LayerLine):
 
     builder: ImportBuilder
     weights: WeightReader
+    engine: Engine
 
     def op(self, op: str, *operands: NcnnTensor | float, **attrs: object) -> NcnnTensor:
         """Adds an operator with one result and returns the result.
@@ -50,6 +60,30 @@ class NcnnLayer(LayerLine):
         base = self.outputs[0] if self.outputs else self.name
         names = self.builder.split_node(op, inputs, [f"{base}_{op}"] * count, **attrs)
         return [NcnnTensor(name, self) for name in names]
+
+    def compound(
+        self, op: str, *operands: NcnnTensor, is_list: bool = False, **attrs: Any
+    ) -> NcnnTensor:
+        """Adds the operators of a compound operator and returns its only result.
+
+        With ``is_list`` its first operand is the list of all ``operands``.
+        """
+        names = [x.name for x in operands]
+        facts = {f"x{i}": self.builder.facts[name] for i, name in enumerate(names)}
+        references = [TensorRef(name, fact.dtype) for name, fact in facts.items()]
+        graph = self.engine.expand(op, [references] if is_list else references, attrs, facts)
+        return NcnnTensor(self.builder.splice(graph, names, f"{self.outputs[0]}_{op}")[0], self)
+
+    def sizes(self, key: int, *inputs: NcnnTensor) -> list[int]:
+        """Returns the numbers that the formulas of parameter ``key`` give for these inputs."""
+        shapes = []
+        for x in inputs:
+            extents = dict(zip(AXES[len(x.extents)].lower(), x.extents, strict=True))
+            shapes.append({"n": 1, "w": 1, "h": 1, "d": 1, "c": 1, **extents})
+        try:
+            return evaluate_sizes(self.text(key), shapes)
+        except FormulaError as error:
+            raise self.damaged_error(str(error)) from None
 
     def constant(self, values: Array, suffix: str, dtype: str = "scalar") -> NcnnTensor:
         """Adds a constant that is saved in a file named after the layer and ``suffix``."""
@@ -128,6 +162,10 @@ class NcnnTensor:
     def permute(self, order: Sequence[int]) -> NcnnTensor:
         """Permutes the axes to ``order``, which numbers them without the batch."""
         return self.transpose(axes=[0, *(axis + 1 for axis in order)])
+
+    def take(self, indices: Array, axis: int) -> NcnnTensor:
+        """Returns the slices at constant indices along an axis, in NNEF's numbering."""
+        return self.gather(self.layer.constant(indices, "places", "integer"), axis=axis)
 
     def split(self, axis: int, ratios: Sequence[int]) -> list[NcnnTensor]:
         """Splits the tensor along an axis, in NNEF's numbering, into parts of these ratios."""

@@ -30,6 +30,10 @@ MISSING = -233
 #: The parameter ids of width, height, depth and channels.
 EXTENTS = (0, 1, 11, 2)
 
+#: The key of a ``pnnx.Expression``'s formula, which is ``expr=`` in its line; ncnn's ids are
+#: smaller.
+FORMULA = 100
+
 #: Keys at or below this have arrays: ``-23310=1,0.1`` is parameter 10.
 _ARRAY_KEY = -23300
 
@@ -160,6 +164,11 @@ def _layer(line: str, source: Source) -> LayerLine:
     fields = line.split()
     if len(fields) < 4 or not (fields[2].isdecimal() and fields[3].isdecimal()):
         raise ModelError("wanted: type, name, number of inputs, number of outputs, ...", source)
+    if fields[0] == "pnnx.Input":
+        raise ModelError(
+            "the file is pnnx's own, not ncnn's: give the .ncnn.param that pnnx wrote beside it",
+            source,
+        )
     n_inputs, n_outputs = int(fields[2][:6]), int(fields[3][:6])
     blobs, param_fields = fields[4 : 4 + n_inputs + n_outputs], fields[4 + n_inputs + n_outputs :]
     if len(blobs) < n_inputs + n_outputs or any(_is_param(field) for field in blobs):
@@ -191,6 +200,8 @@ def _param(field: str, source: Source) -> tuple[int, Parameter]:
     try:
         if not equals:
             raise ValueError
+        if key == "expr":
+            return FORMULA, value.strip('"')
         number = int(key)
         if number > _ARRAY_KEY:
             return number, _value(value)

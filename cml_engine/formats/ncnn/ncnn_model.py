@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path, PurePosixPath
@@ -12,21 +13,31 @@ from cml_engine.errors.arguments import resolve_shapes
 from cml_engine.formats.builder import ImportBuilder
 from cml_engine.formats.format import Engine, Model
 from cml_engine.formats.ncnn.conversion import (
-    EXPRESSIONS,
+    EXPRESSION,
+    FORMULAS,
     LAYERS,
     REFUSED,
     LayerType,
     NcnnLayer,
     NcnnTensor,
 )
-from cml_engine.formats.ncnn.files import EXTENTS, LayerLine, WeightReader, read_param
+from cml_engine.formats.ncnn.files import (
+    EXTENTS,
+    FORMULA,
+    LayerLine,
+    Parameter,
+    WeightReader,
+    read_param,
+)
 from cml_engine.io.model_source import Bytes, file_source, shown
 from cml_engine.ir.graph import Fact, Graph, Shapes
+from cml_engine.nnef.expansion.compose import to_identifier
+from cml_engine.nnef.expansion.signatures import declared_signature
 
 __all__ = ["LAYERS", "REFUSED", "NcnnModel"]
 
-for _family in ("activations", "arithmetic", "movement", "normalization", "products", "recurrent",
-                "resizing", "windows"):  # fmt: skip
+for _family in ("activations", "arithmetic", "attention", "columns", "movement", "normalization",
+                "products", "recurrent", "resizing", "spectra", "windows"):  # fmt: skip
     import_module(f"cml_engine.formats.ncnn.layers.{_family}")  # fills the table
 
 
@@ -40,9 +51,9 @@ class NcnnModel:
         if isinstance(model, Bytes):
             raise InputError("a network of ncnn's is two files: give the .param's path or a source")
         source = file_source(Path(model)) if isinstance(model, str | Path) else model
-        self._layers, self._source = read_param(source), source
+        self._layers, self._source = _needed_layers(read_param(source)), source
         self._file = shown(source, source.graph)
-        _check_types(self._layers, self._file)
+        _check_types(self._layers, self._file, engine)
         self._engine = engine
 
     def graph(self, shapes: Shapes) -> Graph:
@@ -53,7 +64,7 @@ class NcnnModel:
         path = PurePosixPath(self._source.graph)
         input_shapes = _input_shapes(self._layers, shapes, self._file)
         weights = WeightReader(self._source, str(path.with_suffix(".bin")))
-        conversion = _Conversion(ImportBuilder(self._engine.infer), weights, input_shapes)
+        conversion = _Conversion(self._engine, weights, input_shapes)
         computed = {name for layer in self._layers for name in layer.outputs}
         for blob in input_shapes:
             if blob not in computed:
@@ -72,12 +83,17 @@ class _Conversion:
     """The state of one conversion: the graph under construction and the tensor of each blob."""
 
     def __init__(
-        self, builder: ImportBuilder, weights: WeightReader, shapes: Mapping[str, tuple[int, ...]]
+        self, engine: Engine, weights: WeightReader, shapes: Mapping[str, tuple[int, ...]]
     ) -> None:
-        self._builder, self._weights, self._shapes = builder, weights, shapes
+        self._builder = ImportBuilder(engine.infer)
+        self._engine, self._weights, self._shapes = engine, weights, shapes
         self._blobs: dict[str, str] = {}
         self._read: set[str] = set()
-        builder.reserve(shapes)
+        #: the blobs of each Split
+        self._copies: list[tuple[str, ...]] = []
+        #: the game's own operators that the network uses, by name
+        self._declarations: dict[str, str] = {}
+        self._builder.reserve(shapes)
 
     def add_input(self, blob: str, layer: LayerLine | None) -> None:
         """Adds an input of the network for a blob.
@@ -96,7 +112,7 @@ class _Conversion:
         Tensors that the layer computes are renamed to their blobs.
         """
         builder, blobs = self._builder, self._blobs
-        layer = NcnnLayer(**vars(line), builder=builder, weights=self._weights)
+        layer = NcnnLayer(**vars(line), builder=builder, weights=self._weights, engine=self._engine)
         builder.source = layer.source
         for name in layer.inputs:
             if name not in blobs:
@@ -104,7 +120,12 @@ class _Conversion:
             self._read.add(name)
         first_node = len(builder.nodes)
         inputs = (NcnnTensor(blobs[name], layer) for name in layer.inputs)
-        result = LAYERS[layer.type].convert(layer, *inputs)
+        if layer.type == "Split":
+            self._copies.append(layer.outputs)
+        if layer.type in LAYERS:
+            result = LAYERS[layer.type].convert(layer, *inputs)
+        else:
+            result = self._convert_own(layer, list(inputs))
         tensors = [x.name for x in (result if isinstance(result, list) else [result])]
         if len(tensors) != len(layer.outputs):
             raise layer.damaged_error(f"it has {len(layer.outputs)} outputs, wanted {len(tensors)}")
@@ -117,10 +138,43 @@ class _Conversion:
                 names[tensor] = builder.rename(tensor, name, first_node)
             blobs[name] = names.get(tensor, tensor)
 
+    def _convert_own(self, layer: NcnnLayer, inputs: Sequence[NcnnTensor]) -> list[NcnnTensor]:
+        """Converts a layer of the game's own: the operator that is registered under its type.
+
+        Parameter ``k`` is the operator's attribute number ``k``, counted from 0.
+        """
+        op = _own_operator(layer.type)
+        declaration = self._engine.declarations[op]
+        attrs = declared_signature(declaration, f"<declaration of {op}>").attrs
+        values: dict[str, Parameter] = {}
+        for key, value in layer.params.items():
+            if not 0 <= key < len(attrs):
+                message = f"ncnn {layer.type} '{layer.name}': parameter {key} of an operator with "
+                raise UnsupportedOp(
+                    f"{message}{len(attrs)} attributes: declare one for each parameter from 0 on",
+                    layer.source,
+                )
+            values[attrs[key].name] = value
+        self._declarations[op] = declaration
+        names = [x.name for x in inputs]
+        results = self._builder.own_node(declaration, names, layer.outputs, values)
+        return [NcnnTensor(name, layer) for name in results]
+
+    def _is_output(self, blob: str) -> bool:
+        """Returns True for a blob that no layer reads, and for the outputs that pnnx names.
+
+        A copy that no layer reads is none if a layer reads another copy of that Split.
+        """
+        if blob in self._read:
+            return _is_pnnx_output(blob) and "in0" in self._builder.inputs
+        return not any(
+            blob in copies and not self._read.isdisjoint(copies) for copies in self._copies
+        )
+
     def graph(self, name: str) -> Graph:
-        """Returns the finished graph; its outputs are the blobs that no layer reads."""
+        """Returns the finished graph."""
         builder, outputs = self._builder, list[str]()
-        for blob in [b for b in self._blobs if b not in self._read]:
+        for blob in filter(self._is_output, list(self._blobs)):
             tensor = self._blobs[blob]
             if any(tensor in names for names in (builder.inputs, builder.constants, outputs)):
                 # NNEF names a tensor once among inputs and outputs
@@ -129,18 +183,44 @@ class _Conversion:
                 outputs.append(builder.rename(tensor, blob))
                 for alias in [b for b, t in self._blobs.items() if t == tensor]:
                     self._blobs[alias] = outputs[-1]
-        return builder.graph(name, outputs)
+        return builder.graph(name, outputs).with_(declarations=self._declarations)
 
 
-def _check_types(layers: Sequence[LayerLine], file: str) -> None:
+def _is_pnnx_output(blob: str) -> bool:
+    return re.fullmatch("out[0-9]+", blob) is not None
+
+
+def _own_operator(layer_type: str) -> str:
+    """Returns the name of the operator that a game registers for a layer type of its own."""
+    return to_identifier(layer_type, "op_")
+
+
+def _needed_layers(layers: Sequence[LayerLine]) -> list[LayerLine]:
+    """Returns the layers without those that do not compute.
+
+    These are layers of unknown types without outputs, such as metadata, and what pnnx leaves of
+    sizes and types: a ``pnnx.Expression`` without a formula or inputs that no layer reads.
+    """
+    needed, read = list[LayerLine](), set[str]()
+    for layer in reversed(layers):
+        is_read = any(name in read or _is_pnnx_output(name) for name in layer.outputs)
+        is_rest = layer.type == EXPRESSION and not (layer.text(FORMULA) and layer.inputs)
+        is_known = layer.type in LAYERS or layer.type in REFUSED
+        if is_read or not (is_rest or (not is_known and not layer.outputs)):
+            needed.append(layer)
+            read.update(layer.inputs)
+    return needed[::-1]
+
+
+def _check_types(layers: Sequence[LayerLine], file: str, engine: Engine) -> None:
     """Raises an error if a layer cannot be converted; it lists all types that cannot."""
     unknown: dict[str, list[LayerLine]] = {}
     for layer in layers:
         layer_type = LAYERS.get(layer.type)
-        if layer_type is None:
-            unknown.setdefault(layer.type, []).append(layer)
-        else:
+        if layer_type is not None:
             _check_layer(layer, layer_type)
+        elif _own_operator(layer.type) not in engine.declarations:
+            unknown.setdefault(layer.type, []).append(layer)
     if unknown:
         types = "layer type" if len(unknown) == 1 else "layer types"
         message = f"'{file}' has {len(unknown)} {types} of ncnn's that cannot be converted:"
@@ -152,7 +232,12 @@ def _advice(name: str, layers: Sequence[LayerLine]) -> str:
     """Returns the line of the error message for the layers of a type that cannot be converted."""
     lower = {layer_type.lower(): layer_type for layer_type in LAYERS}
     similar = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.8)
-    advice = f"did you mean {lower[similar[0]]}?" if similar else "export the network without it"
+    advice = (
+        f"did you mean {lower[similar[0]]}?"
+        if similar
+        else "export the network without it, or bring it as an operator of your own "
+        f"'{_own_operator(name)}' (--ops FILE.py)"
+    )
     return f"{name}, {len(layers)} x, first in line {layers[0].source.line}: " + REFUSED.get(
         name, advice
     )
@@ -171,7 +256,7 @@ def _check_layer(layer: LayerLine, layer_type: LayerType) -> None:
                 f"{title} has {count} {ports}: wanted {expected}, export it again", layer.source
             )
     texts = [key for key, value in layer.params.items() if isinstance(value, str)]
-    if not set(texts) <= EXPRESSIONS:
+    if not set(texts) <= FORMULAS:
         raise layer.damaged_error(f"parameter {texts[0]} wants a number")
     if unknown := sorted(layer.params.keys() - layer_type.params):
         raise UnsupportedOp(

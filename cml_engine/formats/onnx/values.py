@@ -20,9 +20,7 @@ from numpy.typing import DTypeLike
 
 from cml_engine.compiler.passes.cleanup import eliminate_dead_code
 from cml_engine.errors import (
-    ModelError,
     NeedsConstant,
-    ShapeError,
     Source,
     TensorFileError,
     UnsupportedOp,
@@ -33,9 +31,7 @@ from cml_engine.formats.onnx.ranges import INT32, MOVES, Interval, Intervals, of
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.block_weights import weight_blocks
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, AttrValue, DType, Fact, Graph, can_be_shape
-from cml_engine.nnef.expansion.signatures import BindError, Param, coerce, declared_signature
-from cml_engine.nnef.expansion.values import TensorRef, describe
-from cml_engine.nnef.text.syntax_tree import Type
+from cml_engine.nnef.expansion.values import TensorRef
 
 _KINDS = {"f": "scalar", "i": "integer", "u": "integer", "b": "logical"}
 _DTYPES: dict[str, DType] = {
@@ -543,25 +539,11 @@ class Emitter:
 
         Raises an error if the node's inputs, outputs or attributes do not fit the declaration.
         """
-        signature = declared_signature(self._engine.declarations[op], f"<declaration of {op}>")
-        params = {param.name: param for param in signature.attrs}
-        for name in attrs:
-            if name not in params:
-                listed = ", ".join(params) or "none"
-                raise UnsupportedOp(f"unknown attribute '{name}': it has {listed}", self.source)
-        for name, param in params.items():
-            if param.required and name not in attrs:
-                raise ShapeError(f"attribute '{name}' is missing", self.source)
-        if len(inputs) != len(signature.tensors) or n_results != len(signature.results):
-            raise ShapeError(
-                f"{len(inputs)} inputs and {n_results} outputs, wanted {signature}", self.source
-            )
-        typed_attrs = {name: self._attribute(params[name], value) for name, value in attrs.items()}
         self.declarations[op] = self._engine.declarations[op]
         names = [self.tensor(value) for value in inputs]
         output_names = [f"{self.base}_{op}"] * n_results
         return self._values(
-            self.builder.split_node(op, names, output_names, signature, **typed_attrs)
+            self.builder.own_node(self.declarations[op], names, output_names, attrs)
         )
 
     def placeholder(
@@ -581,13 +563,6 @@ class Emitter:
         names = [self.tensor(value) for value in inputs if value is not None]
         output_names = self.builder.unknown_node(op, names, f"{self.base}_{op}", attrs, facts)
         return self._values(output_names)
-
-    def _attribute(self, param: Param, value: object) -> object:
-        try:
-            return coerce(param.type, _from_flat(param.type, value), None)
-        except BindError:
-            message = f"attribute '{param.name}' wants {param.type}, got {describe(value)}"
-            raise ModelError(message, self.source) from None
 
     def has(self, op: str) -> bool:
         """Returns True if the game declares an operator of that name."""
@@ -699,24 +674,3 @@ def _too_large_error(low: float, high: float, source: Source | None) -> TensorFi
 
 #: operators that keep their operand's axes, possibly permuted
 _KEEP_AXES = ("transpose", "cast", "copy")
-
-
-def _from_flat(declared_type: Type, value: object) -> object:
-    """Returns an ONNX attribute with the truth values and tuples of a declared type.
-
-    ONNX has 0 and 1 for truth values, and the items of tuples one after another.
-    """
-    if declared_type.name == "logical" and value in (0, 1):
-        return bool(value)
-    if not isinstance(value, list):
-        return value
-    if declared_type.kind == "tuple":
-        return tuple(map(_from_flat, declared_type.items, value))
-    tuple_size = len(declared_type.items[0].items) if declared_type.items else 0
-    if tuple_size:
-        value = [value[i : i + tuple_size] for i in range(0, len(value), tuple_size)]
-    return (
-        [_from_flat(declared_type.items[0], item) for item in value]
-        if declared_type.items
-        else value
-    )

@@ -7,8 +7,11 @@ from collections.abc import Callable
 from functools import reduce
 from typing import TypeAlias
 
-from cml_engine.formats.ncnn.conversion import ANY, NcnnLayer, NcnnTensor, converts
-from cml_engine.formats.ncnn.files import MISSING
+import numpy as np
+
+from cml_engine.formats.ncnn.conversion import ANY, EXPRESSION, NcnnLayer, NcnnTensor, converts
+from cml_engine.formats.ncnn.expressions import Term, parse_terms
+from cml_engine.formats.ncnn.files import FORMULA, MISSING
 
 Operand: TypeAlias = NcnnTensor | float
 
@@ -46,10 +49,12 @@ def _binary_op(layer: NcnnLayer, *inputs: NcnnTensor) -> NcnnTensor:
     op = _choice(layer, _BINARY)
     if len(inputs) != (1 if layer.integer(1) else 2):
         raise layer.damaged_error(f"{len(inputs)} inputs")
-    left: Operand = inputs[0]
-    right: Operand = layer.number(2)
-    if not layer.integer(1):
-        left, right = _aligned(*inputs)
+    return _computed(layer, op, inputs[0], layer.number(2) if layer.integer(1) else inputs[1])
+
+
+def _computed(layer: NcnnLayer, op: str, left: Operand, right: Operand) -> NcnnTensor:
+    if isinstance(left, NcnnTensor) and isinstance(right, NcnnTensor):
+        left, right = _aligned(left, right)
     if op.startswith("r") and op != "remainder":
         op, left, right = op[1:], right, left
     function = _OF_TWO.get(op)
@@ -103,6 +108,54 @@ _OF_TWO: dict[str, OfTwo] = {
     "logaddexp": _log_add_exp,
     "remainder": _remainder(lambda x: x.round_even()),
 }
+
+
+#: pnnx's names of functions where they differ from those above.
+_PNNX = {"square": "sqr", "reciprocal": "rcp", "floor_divide": "floordiv", "maximum": "max",
+         "minimum": "min"}  # fmt: skip
+
+
+@converts(EXPRESSION, params=str(FORMULA), inputs=(0, ANY), limits="formulas that pnnx left out")
+def _expression(layer: NcnnLayer, *inputs: NcnnTensor) -> NcnnTensor:
+    """Converts a formula of tensors such as ``add(@0,mul(@1,2))``."""
+    text = layer.text(FORMULA)
+    if not text:
+        raise layer.unsupported_error(
+            "a formula that is not in the file (convert it by a newer pnnx, with inputshape=)"
+        )
+    try:
+        (term,) = parse_terms(text)
+    except ValueError as error:
+        raise layer.unsupported_error(f"the formula '{text}' ({error})") from None
+
+    def value(term: Term) -> Operand:
+        if not term.operands:
+            return _atom(layer, term.name, inputs)
+        operands = [value(operand) for operand in term.operands]
+        op = _PNNX.get(term.name, term.name)
+        if not any(isinstance(x, NcnnTensor) for x in operands):
+            raise layer.unsupported_error(f"'{term.name}' of numbers in a formula")
+        if op in _UNARY and len(operands) == 1 and isinstance(operands[0], NcnnTensor):
+            function = _OF_ONE.get(op)
+            return function(operands[0]) if function else operands[0].op(op)
+        if op in _BINARY and op != "remainder" and len(operands) == 2:
+            return _computed(layer, op, *operands)
+        raise layer.unsupported_error(f"'{term.name}' of {len(operands)} operands in a formula")
+
+    result = value(term)
+    if not isinstance(result, NcnnTensor):
+        raise layer.unsupported_error(f"the formula '{text}', which is no tensor,")
+    return result
+
+
+def _atom(layer: NcnnLayer, name: str, inputs: tuple[NcnnTensor, ...]) -> Operand:
+    """Returns an operand of a formula: ``@0`` is the first input."""
+    if name[:1] == "@" and name[1:].isdecimal() and int(name[1:4]) < len(inputs):
+        return inputs[int(name[1:4])]
+    try:
+        return float(name)
+    except ValueError:
+        raise layer.unsupported_error(f"'{name}' in a formula") from None
 
 
 @converts("Eltwise", params="0-1", inputs=(2, ANY))
@@ -183,6 +236,22 @@ def _per_channel(layer: NcnnLayer, x: NcnnTensor, suffix: str) -> NcnnTensor:
 @converts("CumulativeSum", params="0")
 def _cumulative_sum(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     return x.cumsum(axis=x.axis(layer.integer(0)))
+
+
+@converts("ArgMax", params="0-1")
+def _argmax(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
+    """Converts ArgMax: the positions of the largest of all elements, largest first.
+
+    Of equal elements the last is the first, as in ncnn. With parameter 0 the values are the first
+    row of the result and the positions the second.
+    """
+    count, size = layer.integer(1, 1), math.prod(x.extents)
+    if not 1 <= count <= size:
+        raise layer.damaged_error(f"{count} of {size} elements")
+    backwards = x.reshape([-1]).take(np.arange(size)[::-1], 1)
+    values, positions = layer.ops("top_k", 2, backwards, k=count, axis=1)
+    rows = (positions.cast(dtype="scalar") * -1.0 + (size - 1.0)).reshape([1, count])
+    return values.reshape([1, count]).concat(rows, axis=1) if layer.integer(0) else rows
 
 
 def _choice(layer: NcnnLayer, ops: tuple[str, ...]) -> str:

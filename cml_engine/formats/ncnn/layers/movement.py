@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
 
-from cml_engine.formats.ncnn.conversion import ANY, NcnnLayer, NcnnTensor, converts
+import numpy as np
+
+from cml_engine.formats.ncnn.conversion import ANY, AXES, NcnnLayer, NcnnTensor, converts
 from cml_engine.formats.ncnn.files import EXTENTS, MISSING
+from cml_engine.io.load_limits import current_budget
 
 #: ncnn's axis orders by number, innermost first.
 _ORDERS = {
@@ -16,7 +19,10 @@ _ORDERS = {
     4: "WHDC HWDC WDHC DWHC HDWC DHWC WHCD HWCD WCHD CWHD HCWD CHWD WDCH DWCH WCDH CWDH DCWH CDWH "
        "HDCW DHCW HCDW CHDW DCHW CDHW",
 }  # fmt: skip
-_AXES = {1: "W", 2: "HW", 3: "CHW", 4: "CDHW"}
+#: The parameter of the offset along each axis.
+_OFFSETS = {"W": 0, "H": 1, "D": 13, "C": 2}
+#: ncnn's number of an axis that is not the batch.
+_NO_AXIS = 233
 
 # -- parts and wholes --------------------------------------------------------------------------
 
@@ -58,13 +64,15 @@ def _ends(layer: NcnnLayer, extent: int) -> list[int]:
     return ends
 
 
-@converts("Crop", params="0-11 13-15 19-21", inputs=(1, 2), limits="positions that are computed")
+@converts("Crop", params="0-11 13-15 19-21", inputs=(1, ANY), limits="positions that are computed")
 def _crop(layer: NcnnLayer, x: NcnnTensor, *reference: NcnnTensor) -> NcnnTensor:
-    if any(map(layer.text, (19, 20, 21))):
-        raise layer.unsupported_error("a place that is an expression")
     extents = x.extents
-    if layer.integers(9):
-        begin, end = _by_axes(layer, x)
+    if layer.text(19):
+        starts, ends = (layer.sizes(key, x, *reference) for key in (19, 20))
+        axes = layer.sizes(21, x, *reference) if layer.text(21) else []
+        begin, end = _by_axes(layer, x, starts, ends, axes)
+    elif layer.integers(9):
+        begin, end = _by_axes(layer, x, *map(layer.integers, (9, 10, 11)))
     else:
         begin, end = _by_offsets(layer, extents, reference)
     for first, last, extent in zip(begin, end, extents, strict=True):
@@ -80,9 +88,11 @@ def _crop(layer: NcnnLayer, x: NcnnTensor, *reference: NcnnTensor) -> NcnnTensor
     )
 
 
-def _by_axes(layer: NcnnLayer, x: NcnnTensor) -> tuple[list[int], list[int]]:
-    extents, starts, ends = x.extents, layer.integers(9), layer.integers(10)
-    axes = layer.integers(11) or list(range(len(extents)))
+def _by_axes(
+    layer: NcnnLayer, x: NcnnTensor, starts: list[int], ends: list[int], axes: list[int]
+) -> tuple[list[int], list[int]]:
+    extents = x.extents
+    axes = axes or list(range(len(extents)))
     if not len(starts) == len(ends) == len(axes):
         raise layer.damaged_error(f"{len(starts)} starts, {len(ends)} ends, {len(axes)} axes")
     begin, end = [0] * len(extents), list(extents)
@@ -102,13 +112,14 @@ def _by_offsets(
     The layer states an offset at the front, and a size or an offset at the back. ``reference``,
     if there is one, is an input whose extents are the size.
     """
-    keys = _AXES[len(extents)]
-    before = {"W": 0, "H": 1, "D": 13, "C": 2}
+    keys = AXES[len(extents)]
     size = {"W": 3, "H": 4, "D": 14, "C": 5}
     after = {"W": 6, "H": 7, "D": 15, "C": 8}
-    if any(layer.integer(before[key]) == MISSING for key in keys):
+    if any(layer.integer(_OFFSETS[key]) == MISSING for key in keys):
         raise layer.unsupported_error("a crop whose place is computed")
-    begin = [layer.integer(before[key]) for key in keys]
+    begin = [layer.integer(_OFFSETS[key]) for key in keys]
+    if len(reference) > 1:
+        raise layer.damaged_error(f"{1 + len(reference)} inputs")
     if reference:
         reference_size = list(reference[0].extents)
         if len(reference_size) != len(extents) and (len(reference_size), len(extents)) != (2, 3):
@@ -159,6 +170,51 @@ def _tile(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     return x.tile(repeats=[1, *repeats])
 
 
+@converts("CopyTo", params="0-2 9 11 13", inputs=(2, 2))
+def _copy_to(layer: NcnnLayer, x: NcnnTensor, part: NcnnTensor) -> NcnnTensor:
+    """Converts CopyTo: ``x`` with ``part`` in place of the elements from a position on."""
+    extents, rank = x.extents, len(x.extents)
+    if layer.integers(9):
+        starts, axes = layer.integers(9), layer.integers(11) or list(range(rank))
+        if len(starts) != len(axes):
+            raise layer.damaged_error(f"{len(starts)} starts, {len(axes)} axes")
+        begin = [0] * rank
+        for axis, first in zip(axes, starts, strict=True):
+            index = x.axis(axis) - 1
+            begin[index] = 0 if first == MISSING else first + extents[index] * (first < 0)
+    else:
+        begin = [layer.integer(_OFFSETS[letter]) for letter in AXES[rank]]
+    inner = list(part.extents)
+    if len(inner) > rank:
+        raise layer.damaged_error(f"a part of {inner} for {list(extents)}")
+    # missing axes are the outermost; in a volume of four axes depth comes after the channels
+    inner = [*inner[: len(inner) == 3 and rank == 4], *[1] * (rank - len(inner)),
+             *inner[len(inner) == 3 and rank == 4 :]]  # fmt: skip
+    if tuple(inner) == extents:
+        return part.reshape(inner)
+    ends = [first + n for first, n in zip(begin, inner, strict=True)]
+    if any(not 0 <= a < b <= n for a, b, n in zip(begin, ends, extents, strict=True)):
+        raise layer.damaged_error(f"from {begin} to {ends} of {list(extents)}")
+    return _replaced(x, part.reshape(inner), begin, ends, 1)
+
+
+def _replaced(
+    x: NcnnTensor, part: NcnnTensor, begin: Sequence[int], end: Sequence[int], axis: int
+) -> NcnnTensor:
+    """Returns ``x`` with ``part`` between two positions on the axes from ``axis`` on."""
+    if axis > len(begin):
+        return part
+    first, last, extent = begin[axis - 1], end[axis - 1], x.extents[axis - 1]
+
+    def slab(a: int, b: int) -> list[NcnnTensor]:
+        return [x.slice(axes=[axis], begin=[a], end=[b])] if a < b else []
+
+    before, after = slab(0, first), slab(last, extent)
+    within = slab(first, last)[0] if before or after else x
+    pieces = [*before, _replaced(within, part, begin, end, axis + 1), *after]
+    return pieces[0] if len(pieces) == 1 else pieces[0].concat(*pieces[1:], axis=axis)
+
+
 # -- other axes --------------------------------------------------------------------------------
 
 
@@ -170,7 +226,44 @@ def _permute(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
         raise layer.damaged_error(f"order {number} of {rank} axes")
     if number == 0:
         return x
-    return x.permute([_AXES[rank].index(letter) for letter in reversed(orders[number])])
+    return x.permute([AXES[rank].index(letter) for letter in reversed(orders[number])])
+
+
+@converts("Flip", params="0")
+def _flip(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
+    axes = {x.axis(axis) for axis in layer.integers(0)}
+    if not axes:
+        raise layer.damaged_error("no axes")
+    for axis in sorted(axes):
+        x = x.take(np.arange(x.extents[axis - 1])[::-1], axis)
+    return x
+
+
+@converts("Diag", params="0")
+def _diagonal(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
+    """Converts Diag: a matrix with a vector in a diagonal, or the diagonal of a matrix.
+
+    Parameter 0 is the diagonal's distance above the main one.
+    """
+    distance, extents = layer.integer(0), x.extents
+    start = max(distance, 0), max(-distance, 0)  # column, row
+    if len(extents) == 2:
+        length = min(extents[0] - start[1], extents[1] - start[0])
+        if length < 1:
+            raise layer.damaged_error(f"diagonal {distance} of {list(extents)}")
+        places = (np.arange(length) + start[1]) * extents[1] + np.arange(length) + start[0]
+        return x.reshape([-1]).take(places, 1)
+    if len(extents) != 1:
+        raise layer.unsupported_error(f"an input of {len(extents)} axes")
+    (length,) = extents
+    size = length + abs(distance)
+    current_budget().check_bytes(4 * size * (size + 1), "its matrix", layer.source)
+    # rows one longer than the matrix's: the elements of the diagonal are their first ones
+    rows = x.reshape([length, 1]).pad(padding=[(0, 0), (0, 0), (0, size)], border="constant")
+    first = start[1] * size + start[0]
+    flat = rows.reshape([-1]).slice(axes=[1], begin=[0], end=[(length - 1) * (size + 1) + 1])
+    padding = [(0, 0), (first, size * size - first - flat.extents[0])]
+    return flat.pad(padding=padding, border="constant").reshape([size, size])
 
 
 @converts("Flatten")
@@ -178,23 +271,39 @@ def _flatten(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     return x.reshape([-1])
 
 
-@converts("Reshape", params="0-3 6 11-13", inputs=(1, ANY),
-       limits="shapes given as an expression")  # fmt: skip
-def _reshape(layer: NcnnLayer, x: NcnnTensor, *computed: NcnnTensor) -> NcnnTensor:
-    layer.refuse(3, "a reshape with the channels innermost")
-    if computed or layer.text(6) or 12 in layer.params or 13 in layer.params:
-        raise layer.unsupported_error("a shape that is an expression")
-    sizes = [layer.integer(key, MISSING) for key in EXTENTS]
-    stated_shape = [size for size in sizes if size != MISSING][::-1]
-    if not stated_shape or MISSING in sizes[: 2 if len(stated_shape) > 1 else 1]:
-        raise layer.damaged_error(f"the shape {sizes}")
-    if len(stated_shape) == len(x.extents):
-        return x.op("reshape", shape=stated_shape, axis_start=1)
+@converts("Reshape", params="0-3 6 11-13", inputs=(1, ANY), limits="axes moved to the batch")
+def _reshape(layer: NcnnLayer, x: NcnnTensor, *references: NcnnTensor) -> NcnnTensor:
+    for key in (12, 13):
+        layer.refuse(key, "a reshape that moves the batch", _NO_AXIS)
+    if layer.text(6):
+        stated_shape = layer.sizes(6, x, *references)[::-1]
+    else:
+        sizes = [layer.integer(key, MISSING) for key in EXTENTS]
+        stated_shape = [size for size in sizes if size != MISSING][::-1]
+        if not stated_shape or MISSING in sizes[: 2 if len(stated_shape) > 1 else 1]:
+            raise layer.damaged_error(f"the shape {sizes}")
+    if len(stated_shape) not in AXES:
+        raise layer.damaged_error(f"the shape {stated_shape}")
     # 0 stands for the input's extent of the same name, or 1 if the input has none
-    extent_by_axis = dict(zip(_AXES[len(x.extents)], x.extents, strict=True))
-    names = _AXES[len(stated_shape)]
+    extent_by_axis = dict(zip(AXES[len(x.extents)], x.extents, strict=True))
+    names = AXES[len(stated_shape)]
     shape = [n or extent_by_axis.get(name, 1) for name, n in zip(names, stated_shape, strict=True)]
-    return x.op("reshape", shape=shape, axis_start=1)
+    result = x.op("reshape", shape=shape, axis_start=1)
+    is_same_outermost = len(shape) == len(x.extents) and result.extents[0] == x.extents[0]
+    if not layer.integer(3) or is_same_outermost:
+        return result
+    return _reshaped_innermost(x, result.extents)
+
+
+def _reshaped_innermost(x: NcnnTensor, extents: Sequence[int]) -> NcnnTensor:
+    """Reshapes a tensor in an order of its elements with the channels innermost.
+
+    ncnn had this option until 2025, for models of TensorFlow. The outermost axis of ``x`` and of
+    the result is the innermost one in that order.
+    """
+    order = [*range(1, len(x.extents)), 0]
+    x = x.permute(order).reshape([*extents[1:], extents[0]])
+    return x if len(extents) == 1 else x.permute([len(extents) - 1, *range(len(extents) - 1)])
 
 
 @converts("Squeeze", params="0-3 11")
@@ -223,7 +332,7 @@ def _expand_dims(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
 
 def _flagged(layer: NcnnLayer, rank: int) -> list[int]:
     """Returns the axes, in NNEF's numbering, that a layer selects by flags for W, H, D and C."""
-    letters = _AXES[rank]
+    letters = AXES[rank]
     keys = dict(zip("WHDC", EXTENTS, strict=True))
     return [i for i, letter in enumerate(letters, 1) if layer.integer(keys[letter])]
 

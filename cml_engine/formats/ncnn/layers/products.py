@@ -1,10 +1,12 @@
-"""Converts matrix products, attention, and layers that look up rows of a table."""
+"""Converts matrix products, sums of products, and layers that look up rows of a table."""
 
 from __future__ import annotations
 
-import math
+from math import prod
 
-from cml_engine.formats.ncnn.conversion import NcnnLayer, NcnnTensor, converts
+import numpy as np
+
+from cml_engine.formats.ncnn.conversion import ANY, NcnnLayer, NcnnTensor, converts
 from cml_engine.formats.ncnn.layers.activations import apply_activation
 
 
@@ -114,48 +116,38 @@ def _addend(
     return operands[0].reshape(extents)
 
 
-@converts("MultiHeadAttention", params="0-7 18", inputs=(1, 4),
-       limits="a cache of keys, quantised weights")  # fmt: skip
-def _attention(layer: NcnnLayer, *inputs: NcnnTensor) -> NcnnTensor:
-    """Converts MultiHeadAttention of rows of queries, keys and values.
-
-    Missing inputs repeat the last one: with one input it is query, key and value. A mask, if
-    there is one, is the last input.
-    """
-    layer.refuse(7, "a cache of keys and values")
-    layer.refuse(18, "quantised weights")
-    width, heads = layer.integer(0), layer.integer(1, 1)
-    if width < 1 or heads < 1 or width % heads or layer.integer(2) % width:
-        raise layer.damaged_error(f"{width} wide with {heads} heads")
-    tensors = list(inputs)
-    mask = tensors.pop() if layer.integer(5) else None
-    if not 1 <= len(tensors) <= 3:
-        raise layer.damaged_error(f"{len(inputs)} inputs")
-    query, key, value = (tensors + 2 * tensors[-1:])[:3]
-    outer = layer.integer(2) // width
-    scale = layer.number(6, 1 / math.sqrt(width / heads))
-
-    def heads_of(x: NcnnTensor, suffix: str, columns: int, factor: float = 1.0) -> NcnnTensor:
-        rows = _rows(layer, x, suffix, columns, width)
-        rows = rows if factor == 1 else rows * factor
-        return rows.unflatten(2, [heads, width // heads]).permute([1, 0, 2])
-
-    q = heads_of(query, "q", outer, scale)
-    k = heads_of(key, "k", layer.integer(3, width))
-    v = heads_of(value, "v", layer.integer(4, width))
-    scores = q.matmul(k, transposeB=True)
-    if mask is not None:
-        scores = scores + mask.reshape([1] * (3 - len(mask.extents)) + list(mask.extents))
-    attended = scores.softmax(axes=[3]).matmul(v)
-    return _rows(layer, attended.permute([1, 0, 2]).merge(2, 2), "out", width, outer)
+@converts("Einsum", params="0", inputs=(1, ANY), limits="results of another order than i, j, k, l")
+def _einsum(layer: NcnnLayer, *inputs: NcnnTensor) -> NcnnTensor:
+    """Converts Einsum, whose equation is stored as the codes of its letters, from i to l."""
+    codes = layer.integers(0)
+    equation = "".join(map(chr, codes)) if all(32 < code < 127 for code in codes) else ""
+    left, arrow, result = equation.partition("->")
+    tokens = left.split(",")
+    if not arrow or not set(left) | set(result) <= set("ijkl,") or len(tokens) != len(inputs):
+        raise layer.damaged_error(f"the equation '{equation}' of {len(inputs)} inputs")
+    if not result or result != "ijkl"[: len(result)]:
+        raise layer.unsupported_error(f"the equation '{equation}'")
+    sizes: dict[str, int] = {}
+    for token, x in zip(tokens, inputs, strict=True):
+        if len(token) != len(x.extents) or any(
+            sizes.setdefault(letter, n) != n for letter, n in zip(token, x.extents, strict=True)
+        ):
+            raise layer.damaged_error(f"the shape {list(x.extents)} in the equation '{equation}'")
+    if not set(result) <= set(sizes):
+        raise layer.damaged_error(f"the result of the equation '{equation}'")
+    operands = [_diagonal(x, token) for x, token in zip(inputs, tokens, strict=True)]
+    labels = ",".join("b" + "".join(dict.fromkeys(token)) for token in tokens)
+    return layer.compound("einsum", *operands, is_list=True, equation=f"{labels}->b{result}")
 
 
-def _rows(layer: NcnnLayer, x: NcnnTensor, suffix: str, width: int, count: int) -> NcnnTensor:
-    """Multiplies the rows of ``x``, ``width`` wide, by a stored matrix and adds a stored bias."""
-    if len(x.extents) != 2 or x.extents[1] != width:
-        raise layer.damaged_error(f"an input of {list(x.extents)}: wanted rows of {width}")
-    product = x.matmul(layer.weight(f"{suffix}_weight", 1, count, width), transposeB=True)
-    return product + layer.raw(f"{suffix}_bias", 1, 1, count)
+def _diagonal(x: NcnnTensor, token: str) -> NcnnTensor:
+    """Returns the elements of ``x`` where axes with the same letter have the same index."""
+    letters = "".join(dict.fromkeys(token))
+    if letters == token:
+        return x
+    places = np.arange(prod(x.extents)).reshape(x.extents)
+    places = np.einsum(f"{token}->{letters}", places)
+    return x.reshape([-1]).take(places.reshape(-1), 1).reshape(places.shape)
 
 
 @converts("Embed", params="0-3 18", limits="int8 weights")

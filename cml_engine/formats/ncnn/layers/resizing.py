@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cml_engine.formats.ncnn.conversion import NcnnLayer, NcnnTensor, converts
+from cml_engine.formats.ncnn.conversion import ANY, NcnnLayer, NcnnTensor, converts
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import Array
 
@@ -17,23 +17,22 @@ _LARGEST = 2**16
 _CUBIC = -0.75
 
 
-@converts("Interp", params="0-6 9", inputs=(1, 2), limits="sizes given as an expression")
+@converts("Interp", params="0-6 9", inputs=(1, ANY))
 def _interp(layer: NcnnLayer, x: NcnnTensor, *reference: NcnnTensor) -> NcnnTensor:
     """Converts Interp, a resize by factors, to stated sizes, or to the size of a second input."""
     method = _KINDS.get(layer.integer(0))
     if method is None:
         raise layer.unsupported_error(f"resize type {layer.integer(0)}")
-    if layer.text(9):
-        raise layer.unsupported_error("a computed size")
-    if bool(reference) != bool(layer.integer(5)):
+    if not layer.text(9) and len(reference) != (1 if layer.integer(5) else 0):
         raise layer.damaged_error(f"{1 + len(reference)} inputs")
     extents = x.extents
+    computed = layer.sizes(9, x, *reference)[::-1] if layer.text(9) else []
     if len(extents) == 1:
         x = x.reshape([*extents, 1, 1])
     spatial = x.extents[1:]
     if len(spatial) > 2:
         raise layer.unsupported_error(f"an input of {len(extents)} axes")
-    sizes, steps = _sizes(layer, spatial, reference)
+    sizes, steps = _sizes(layer, spatial, computed, reference)
     if not 1 <= min(sizes) <= max(sizes) <= _LARGEST:
         raise layer.damaged_error(f"a size of {sizes}")
     if tuple(sizes) == spatial:
@@ -55,11 +54,15 @@ def _interp(layer: NcnnLayer, x: NcnnTensor, *reference: NcnnTensor) -> NcnnTens
 
 
 def _sizes(
-    layer: NcnnLayer, spatial: tuple[int, ...], reference: tuple[NcnnTensor, ...]
+    layer: NcnnLayer,
+    spatial: tuple[int, ...],
+    computed: list[int],
+    reference: tuple[NcnnTensor, ...],
 ) -> tuple[list[int], list[float]]:
     """Returns the output size of each spatial axis, and the distance of its results in the source.
 
-    Sizes are rounded down but distances are not, so size times distance need not be the extent.
+    ``computed`` are the sizes of a formula. Sizes are rounded down but distances are not, so size
+    times distance need not be the extent.
     """
     ids = ((1, 3), (2, 4))[-len(spatial) :]
     factors = [layer.number(scale, 1.0) for scale, _ in ids]
@@ -67,9 +70,13 @@ def _sizes(
         raise layer.damaged_error(f"factors of {factors}")
     factors = [float(np.float32(factor)) for factor in factors]
     sizes_stated = [layer.integer(size) for _, size in ids]
-    if reference:
+    if computed:
+        if len(computed) > len(spatial):
+            raise layer.damaged_error(f"a size of {computed} for {len(spatial)} axes")
+        sizes_stated = [*spatial[: len(spatial) - len(computed)], *computed]
+    elif reference:
         sizes_stated = list(reference[0].extents[-len(spatial) :])
-    if reference or all(layer.integer(key) for key in (3, 4)):
+    if computed or reference or all(layer.integer(key) for key in (3, 4)):
         return sizes_stated, [n / size for n, size in zip(spatial, sizes_stated, strict=True)]
     sizes = [int(np.float32(n) * np.float32(f)) for n, f in zip(spatial, factors, strict=True)]
     return sizes, [1 / factor for factor in factors]
@@ -88,7 +95,7 @@ def _by_steps(
         if method == "nearest":
             positions = np.arange(size, dtype=np.float32) * np.float32(step)
             indices = np.minimum(positions.astype(np.int32), extent - 1)
-            x = x.gather(layer.constant(indices, "places", "integer"), axis=axis)
+            x = x.take(indices, axis)
             continue
         rows = _weights((np.arange(size) + 0.5) * step - 0.5, extent, method == "cubic")
         rows = rows.reshape([1] * (len(x.extents) - 1) + [size, extent])

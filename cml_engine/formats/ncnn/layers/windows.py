@@ -70,7 +70,7 @@ class _Axis:
 def _convolution(layer: NcnnLayer, x: NcnnTensor, *computed: NcnnTensor) -> NcnnTensor:
     if computed or layer.integer(19):
         raise layer.unsupported_error("a convolution whose weights are computed")
-    axes = _axes(layer)
+    axes = window_axes(layer)
     if len(axes) == 2 and len(x.extents) == 1 and all(a.kernel == 1 for a in axes):
         return _dense(layer, x)
     kernel = [axis.kernel for axis in axes]
@@ -78,7 +78,7 @@ def _convolution(layer: NcnnLayer, x: NcnnTensor, *computed: NcnnTensor) -> Ncnn
     weights = layer.array(count, channels // groups, *kernel)
     padding = [axis.padding(size) for axis, size in zip(axes, sizes, strict=True)]
     value = layer.number(18)
-    inputs = layer.constant(weights, "filter"), _bias(layer, count)
+    inputs = layer.constant(weights, "filter"), stored_bias(layer, count)
     if value and any(map(any, padding)):
         x = x.pad(padding=[(0, 0), (0, 0), *padding], border="constant", value=value)
         padding = [(0, 0) for _ in axes]
@@ -98,12 +98,12 @@ def _convolution(layer: NcnnLayer, x: NcnnTensor, *computed: NcnnTensor) -> Ncnn
 def _deconvolution(layer: NcnnLayer, x: NcnnTensor, *computed: NcnnTensor) -> NcnnTensor:
     if computed or layer.integer(28):
         raise layer.unsupported_error("a deconvolution whose weights are computed")
-    axes = _axes(layer)
+    axes = window_axes(layer)
     kernel = [axis.kernel for axis in axes]
     count, groups, channels, *sizes = _checked_shape(layer, x, kernel)
     weights = layer.array(groups, count // groups, channels // groups, *kernel).swapaxes(1, 2)
     weights = weights.reshape(channels, count // groups, *kernel)
-    inputs = layer.constant(weights, "filter"), _bias(layer, count)
+    inputs = layer.constant(weights, "filter"), stored_bias(layer, count)
     return _windowed(layer, "deconv", x, inputs, axes, _crops(layer, axes, sizes), groups)
 
 
@@ -144,7 +144,7 @@ def _crops(layer: NcnnLayer, axes: Sequence[_Axis], sizes: Sequence[int]) -> lis
     return crops
 
 
-def _axes(layer: NcnnLayer) -> list[_Axis]:
+def window_axes(layer: NcnnLayer) -> list[_Axis]:
     """Returns the axes, outermost first; a parameter that is missing has the width's value."""
     count = 1 if layer.type.endswith("1D") else 3 if layer.type.endswith("3D") else 2
     defaults, axes = [0, 1, 1, 0], list[_Axis]()
@@ -192,7 +192,7 @@ def _check_weights(
         raise layer.damaged_error(f"{layer.integer(6)} weights where {description} want {expected}")
 
 
-def _bias(layer: NcnnLayer, count: int) -> NcnnTensor | float:
+def stored_bias(layer: NcnnLayer, count: int) -> NcnnTensor | float:
     return layer.raw("bias", 1, count) if layer.integer(5) else 0.0
 
 
@@ -201,7 +201,7 @@ def _dense(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     (count, _), (width,) = _outputs_and_groups(layer), x.extents
     _check_weights(layer, width, count, 1, (1,))
     filters = layer.weight("filter", count, width)
-    return apply_activation(layer, x.linear(filters, _bias(layer, count)))
+    return apply_activation(layer, x.linear(filters, stored_bias(layer, count)))
 
 
 # -- pooling -----------------------------------------------------------------------------------
@@ -269,6 +269,48 @@ def _window(layer: NcnnLayer, ids: Sequence[int], extent: int) -> tuple[int, int
     elif mode != 1:
         raise layer.unsupported_error(f"padding mode {mode}")
     return kernel, stride, (before, after)
+
+
+@converts("SPP", params="0-1")
+def _pyramid_pooling(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
+    """Converts SPP: pools to 1, 2 x 2, 4 x 4, … windows; the results stand one after another."""
+    kind, height = layer.integer(0), layer.integer(1, 1)
+    if kind not in (0, 1) or not 1 <= height <= 8 or len(x.extents) != 3:
+        raise layer.unsupported_error(f"pooling type {kind} of {height} sizes")
+    levels = []
+    for level in range(height):
+        sizes = [-(-n // 2**level) for n in x.extents[1:]]
+        pads = [
+            (size * 2**level - n + 1) // 2 for size, n in zip(sizes, x.extents[1:], strict=True)
+        ]
+        padded = x.pad(padding=[(0, 0), (0, 0), *((n, n) for n in pads)], border="constant")
+        ends = [size * 2**level for size in sizes]
+        padded = padded.slice(axes=[2, 3], begin=[0, 0], end=ends)
+        pooled = padded.op(
+            "avg_pool" if kind else "max_pool",
+            size=[1, 1, *sizes],
+            stride=[1, 1, *sizes],
+            padding=[(0, 0)] * 4,
+            border="ignore",
+        )
+        levels.append(pooled.reshape([-1]))
+    return levels[0] if height == 1 else levels[0].concat(*levels[1:], axis=1)
+
+
+@converts("StatisticsPooling", params="0")
+def _statistics_pooling(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
+    """Converts StatisticsPooling: the means of the channels, then their standard deviations.
+
+    A tensor of one or two axes is one channel.
+    """
+    channels = x.extents[0] if len(x.extents) > 2 else 1
+    rows = x.reshape([channels, -1])
+    mean = rows.mean_reduce(axes=[2])
+    parts = [mean]
+    if layer.integer(0):
+        parts.append((rows - mean).sqr().mean_reduce(axes=[2]).sqrt())
+    flat = [part.reshape([channels]) for part in parts]
+    return flat[0] if len(flat) == 1 else flat[0].concat(flat[1], axis=1)
 
 
 def _adaptive(layer: NcnnLayer, x: NcnnTensor, reduction: str, count: int) -> NcnnTensor:

@@ -1,0 +1,47 @@
+"""Prints the table of ncnn's layers: ``python -m tests.ncnn_layers --write`` renews its page.
+
+``tests/oracles/test_ncnn_layers.py`` checks that the table has every layer of ncnn's own list, and
+compares the numbers of those that convert.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from cml_engine.formats.ncnn.conversion import EXPRESSION
+from cml_engine.formats.ncnn.ncnn_model import LAYERS, REFUSED
+from tests.fixtures.pages import ROOT
+
+PAGE = ROOT / "docs" / "ncnn_layers.md"
+
+_INTRODUCTION = """\
+# ncnn layers
+
+Written by `python -m tests.ncnn_layers --write`; do not edit.
+
+Every layer type of ncnn's own list, and `pnnx.Expression`, which pnnx leaves where ncnn has no
+layer. Each that converts is compared with ncnn's results. Sizes and positions that are formulas,
+such as `6="*(0w,2),-1"`, are computed when the model is loaded. Any other layer type, and each that
+does not convert, can be [an operator of your own](your_model.md#ncnn).
+
+"""
+
+
+def page() -> str:
+    rows = {name: ("yes", layer_type.limits) for name, layer_type in LAYERS.items()}
+    rows |= {name: ("no", reason) for name, reason in REFUSED.items()}
+    lines = ["| layer | converts | refused, or what to do |", "|---|---|---|"]
+    lines += [f"| {name} | {answer} | {note} |" for name, (answer, note) in sorted(rows.items())]
+    return _INTRODUCTION + "\n".join(lines) + "\n"
+
+
+def ncnn_layers() -> list[str]:
+    """Returns the names of ncnn's own layers that the table has."""
+    return [name for name in (*LAYERS, *REFUSED) if name != EXPRESSION]
+
+
+if __name__ == "__main__":
+    if "--write" in sys.argv:
+        PAGE.write_text(page(), encoding="utf-8")
+    else:
+        sys.stdout.write(page())
