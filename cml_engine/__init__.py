@@ -5,20 +5,16 @@
 >>> session = cml.Session(graph, cml.Gpu())              # doctest: +SKIP
 >>> outputs = session.run({"image": array})              # doctest: +SKIP
 
-Importing this package imports neither wgpu nor the shader compiler. :class:`Gpu` and the names of
-the frame scheduler are imported when they are first used.
+Importing this package is fast: a public name is imported when it is first used. Only :class:`Gpu`
+imports wgpu.
 """
 
 from __future__ import annotations
 
 import logging
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from cml_engine.compiler.integer.quantizer.quantize import quantize
-from cml_engine.compiler.integer.quantizer.weights import quantize_weights
-from cml_engine.compiler.passes.rules import Match, Rule, register_rule
-from cml_engine.cooked.load import load_cooked
-from cml_engine.cooked.schema import CookedLimits
 from cml_engine.errors import (
     CmlError,
     CorruptArtifact,
@@ -27,30 +23,35 @@ from cml_engine.errors import (
     ModelError,
     StaleArtifact,
 )
-from cml_engine.formats.graph_builder import GraphBuilder, Tensor, edit
-from cml_engine.formats.loading import load, save
-from cml_engine.io.load_limits import LoadLimits
-from cml_engine.io.model_source import ModelSource
-from cml_engine.ir.graph import Attrs, Fact, Graph, Slider
-from cml_engine.ir.textures import TextureInput
-from cml_engine.nnef import MemoryModel
-from cml_engine.ops import (
-    Case,
-    Cost,
-    Dispatch,
-    Kernel,
-    OpSpec,
-    Random,
-    Tolerance,
-    register,
-    same_as,
-    unregister,
-)
-from cml_engine.runtime.session import CompileOptions, Session, Words
-from cml_engine.runtime.tiling import run_tiled
 
 if TYPE_CHECKING:
+    from cml_engine.compiler.integer.quantizer.quantize import quantize
+    from cml_engine.compiler.integer.quantizer.weights import quantize_weights
+    from cml_engine.compiler.passes.rules import Match, Rule, register_rule
+    from cml_engine.cooked.load import load_cooked
+    from cml_engine.cooked.schema import CookedLimits
+    from cml_engine.formats.graph_builder import GraphBuilder, Tensor, edit
+    from cml_engine.formats.loading import load, save
     from cml_engine.gpu.gpu import Gpu
+    from cml_engine.io.load_limits import LoadLimits
+    from cml_engine.io.model_source import ModelSource
+    from cml_engine.ir.graph import Attrs, Fact, Graph, Slider
+    from cml_engine.ir.textures import TextureInput
+    from cml_engine.nnef import MemoryModel
+    from cml_engine.ops import (
+        Case,
+        Cost,
+        Dispatch,
+        Kernel,
+        OpSpec,
+        Random,
+        Tolerance,
+        register,
+        same_as,
+        unregister,
+    )
+    from cml_engine.runtime.session import CompileOptions, Session, Words
+    from cml_engine.runtime.tiling import run_tiled
     from scheduler import (
         AdmissionError,
         Clock,
@@ -157,13 +158,44 @@ __all__ = [
 ]
 
 
+#: the public names that are imported at their first use, by module; others are the scheduler's
+_MODULES = {
+    "cml_engine.compiler.integer.quantizer.quantize": ("quantize",),
+    "cml_engine.compiler.integer.quantizer.weights": ("quantize_weights",),
+    "cml_engine.compiler.passes.rules": ("Match", "Rule", "register_rule"),
+    "cml_engine.cooked.load": ("load_cooked",),
+    "cml_engine.cooked.schema": ("CookedLimits",),
+    "cml_engine.formats.graph_builder": ("GraphBuilder", "Tensor", "edit"),
+    "cml_engine.formats.loading": ("load", "save"),
+    "cml_engine.gpu.gpu": ("Gpu",),
+    "cml_engine.io.load_limits": ("LoadLimits",),
+    "cml_engine.io.model_source": ("ModelSource",),
+    "cml_engine.ir.graph": ("Attrs", "Fact", "Graph", "Slider"),
+    "cml_engine.ir.textures": ("TextureInput",),
+    "cml_engine.nnef": ("MemoryModel",),
+    "cml_engine.ops": (
+        *("Case", "Cost", "Dispatch", "Kernel", "OpSpec", "Random", "Tolerance"),
+        *("register", "same_as", "unregister"),
+    ),
+    "cml_engine.runtime.session": ("CompileOptions", "Session", "Words"),
+    "cml_engine.runtime.tiling": ("run_tiled",),
+}
+
+
+#: the packages that are attributes without an import of their own, as ``cml.nnef.NnefWarning``
+_PACKAGES = frozenset("compiler cooked cpu formats io ir nnef ops runtime".split())
+
+
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"cml_engine.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'cml_engine' has no attribute '{name}'")
-    if name == "Gpu":
-        from cml_engine.gpu.gpu import Gpu
+    modules = (module for module, names in _MODULES.items() if name in names)
+    value = getattr(import_module(next(modules, "scheduler")), name)
+    globals()[name] = value
+    return value
 
-        return Gpu
-    import scheduler
 
-    return getattr(scheduler, name)
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from cml_engine.distributed.report import Report
 from cml_engine.errors import DeviceError, InputError
-from cml_engine.errors.arguments import IntegerRange
+from cml_engine.errors.arguments import WORKERS
 
 if TYPE_CHECKING:
     from distributed import Client, LocalCluster
 
 C = TypeVar("C", "Client", "LocalCluster")
-WORKERS = IntegerRange(1, 100_000)
 #: Dask settings for runs of days: short logs, which bound its memory, and rare self-monitoring,
 #: which interrupts the computation
 LEAN = {

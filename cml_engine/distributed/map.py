@@ -41,7 +41,7 @@ from cml_engine.distributed.work import (
     Watch,
 )
 from cml_engine.errors import CmlError, InputError
-from cml_engine.errors.arguments import IntegerRange, check_choice, check_instance
+from cml_engine.errors.arguments import BATCH, check_choice, check_instance
 from cml_engine.io.output_folder import name_problem
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph
 from cml_engine.runtime.session import CompileOptions, Session, random_inputs
@@ -110,7 +110,6 @@ _WORTH = 0.95
 _TASK_S, _TASK_BYTES = 0.1, 1 << 24
 #: the least number of tasks, so that every worker gets some
 _TASKS = 16
-BATCH = IntegerRange(1, 4096)
 _ROW = "input"
 #: the name of the store's array of input names
 NAMES = "input_names"

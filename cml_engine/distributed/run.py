@@ -27,7 +27,7 @@ from cml_engine.distributed.report import Progress, Report, Trace, WorkerShare
 from cml_engine.distributed.store import Store, prepare, refuse
 from cml_engine.distributed.work import Batch, Layer, Unit, Work
 from cml_engine.errors import DeviceError, InputError
-from cml_engine.errors.arguments import FloatRange
+from cml_engine.errors.arguments import PRICE
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -359,8 +359,6 @@ def _layer_of(attempt: _Try) -> str:
 
 
 # -- run ------------------------------------------------------------------------------------------
-
-PRICE = FloatRange(0.0001, 1_000_000)
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from cml_engine.errors import InputError
+
+#: the names of ``cml.CompileOptions.preset``
+Preset = Literal["shipping", "debug", "smallest"]
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., object])
@@ -353,6 +356,10 @@ ARENA_LIMIT = IntegerRange(1, 1 << 50)
 CPU_THREADS = IntegerRange(1, 4096)
 ARENA_LIMIT_MIB = FloatRange(0.001, 1 << 30, "MiB")
 EXTENT = IntegerRange(1, 2**31 - 1)
+#: the worker processes of a cluster, the inputs that one computes at once, its price for an hour
+WORKERS = IntegerRange(1, 100_000)
+BATCH = IntegerRange(1, 4096)
+PRICE = FloatRange(0.0001, 1_000_000)
 #: the number of networks at other shapes that stay compiled
 SHAPES_KEPT = IntegerRange(0, 1_000_000)
 GAS = IntegerRange(1, 2**63 - 1)

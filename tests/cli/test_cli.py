@@ -6,11 +6,14 @@ The errors in a model's text and files have their tests in ``tests/nnef``.
 import io
 import json
 import sys
+import time
 
 import numpy as np
 import pytest
 
+from cml_engine.formats import loading
 from cml_engine.io.data_folders import bundled_folder
+from cml_engine.tools.cli import terminal as terminal_module
 from tests.fixtures.models import inputs_abc, write_model, write_model_abc
 
 #: the blog's model has no version line, which is a notice
@@ -48,8 +51,39 @@ def test_a_terminal_shows_the_progress_of_a_compilation(run_abc, monkeypatch, gp
     shown = io.StringIO()
     shown.isatty = lambda: terminal
     monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr(terminal_module, "_SILENT_S", 60)
     run_abc(backend="gpu")
     assert ("kernels" in shown.getvalue()) == terminal
+
+
+def test_a_command_says_what_it_does_when_it_takes_long(run_abc, monkeypatch):
+    """Each stage that lasts is printed once; the load waits until its own has been printed."""
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr(terminal_module, "_SILENT_S", 0.01)
+    load, give_up = loading.load, time.monotonic() + 20
+
+    def slow_load(*given, **options):
+        while "loading" not in shown.getvalue():
+            assert time.monotonic() < give_up, "nothing was printed"
+            time.sleep(0.01)
+        time.sleep(0.1)
+        return load(*given, **options)
+
+    monkeypatch.setattr(loading, "load", slow_load)
+    run_abc()
+    assert shown.getvalue().count("cml: loading '") == 1
+    assert "model_abc.nnef' ..." in shown.getvalue()
+
+
+def test_no_stage_is_printed_after_the_command(run_abc, monkeypatch):
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr(terminal_module, "_SILENT_S", 0.001)
+    run_abc()
+    before = shown.getvalue()
+    time.sleep(0.05)
+    assert shown.getvalue() == before
 
 
 def test_run_writes_npy_and_npz(run_abc, tmp_path):

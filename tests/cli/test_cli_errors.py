@@ -94,7 +94,7 @@ def test_every_fault_gives_a_message_at_every_command(
         def fail(*_, fault=fault, **__):
             raise fault
 
-        monkeypatch.setattr(PLACES.get(command, "cml_engine.tools.cli.common.load"), fail)
+        monkeypatch.setattr(PLACES.get(command, "cml_engine.formats.loading.load"), fail)
         found, out, err = end(capsys, arguments(command, model))
         assert (found, out) == (code, ""), fault
         assert says in err and "Traceback" not in err and bool(err) == bool(says)
@@ -104,7 +104,7 @@ def test_every_fault_gives_a_message_at_every_command(
 
 def test_cml_debug_raises_internal_errors(model, monkeypatch):
     monkeypatch.setenv("CML_DEBUG", "1")
-    monkeypatch.setattr("cml_engine.tools.cli.common.load", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("cml_engine.formats.loading.load", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cli.main(["info", str(model)])
 
@@ -199,7 +199,7 @@ def test_output_that_cannot_be_encoded_is_escaped(model, tmp_path, monkeypatch):
 
 
 def test_a_missing_plot_library_is_named_before_the_simulation(model, monkeypatch, refused):
-    monkeypatch.setattr("cml_engine.tools.cli.common.load", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("cml_engine.formats.loading.load", lambda *_, **__: 1 / 0)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "--plot needs matplotlib" in refused(f"simulate {model} --plot x.png")
 

@@ -8,7 +8,6 @@ import pytest
 import cml_engine as cml
 from cml_engine.gpu.shaders import compilers
 from cml_engine.tools.cli import main
-from cml_engine.tools.cli.commands import ship
 from cml_engine.tools.cli.common import load_model
 from cml_engine.tools.cli.main import parser
 from tests.fixtures.cooked import changed, small_inputs, small_model
@@ -107,7 +106,8 @@ def test_invalid_models_and_options_are_refused(folder, tmp_path, refused):
 
 
 def test_cook_warns_about_default_host_limits(folder, tmp_path, monkeypatch, run_cml):
-    monkeypatch.setattr(ship, "CookedLimits", lambda: cml.CookedLimits(steps=2))
+    few_steps = cml.CookedLimits(steps=2)
+    monkeypatch.setattr("cml_engine.cooked.schema.CookedLimits", lambda: few_steps)
     file = tmp_path / "net.cml"
     assert (
         "4 steps: a host accepts 2 of a file"

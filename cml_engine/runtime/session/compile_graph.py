@@ -24,6 +24,7 @@ from cml_engine.errors import InputError, UnsupportedOp
 from cml_engine.errors.arguments import (
     ARENA_LIMIT,
     CPU_THREADS,
+    Preset,
     check_choice,
     check_choices,
     check_flag,
@@ -49,8 +50,6 @@ Cpu = Literal["allow", "refuse", "onnxruntime"]
 
 #: the order of a plan's operators: the file's, or one that needs less memory
 Order = Literal["file", "memory"]
-#: the names of :meth:`CompileOptions.preset`
-Preset = Literal["shipping", "debug", "smallest"]
 
 
 class Target(Protocol):

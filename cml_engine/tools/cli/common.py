@@ -13,25 +13,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cml_engine.compiler.plan import Plan
-from cml_engine.compiler.planning.decisions import Decisions, parse_decisions
-from cml_engine.cooked import load_cooked
-from cml_engine.cooked.schema import MAGIC
 from cml_engine.errors import DeviceError, InputError, NeedsConstant, OpenShape
 from cml_engine.errors.arguments import EXTENT
-from cml_engine.formats.loading import load
 from cml_engine.io import arrays as array_files
 from cml_engine.io.arrays import Known, Shape
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.json_files import read_json
 from cml_engine.io.named_file import NamedFile, named_file
 from cml_engine.ir.graph import Array, Fact, Graph, Shapes
-from cml_engine.runtime.session import CompileOptions, Session, check_inputs, random_inputs
 from cml_engine.tools.cli.options import given, refuse
-from cml_engine.tools.cli.terminal import progress
+from cml_engine.tools.cli.terminal import narrator, progress
 
 if TYPE_CHECKING:
+    from cml_engine.compiler.plan import Plan
+    from cml_engine.compiler.planning.decisions import Decisions
     from cml_engine.gpu.gpu import Gpu
+    from cml_engine.runtime.session import CompileOptions, Session
     from cml_engine.tools.report.model_facts import ModelFacts
 
 ShapeOf = Callable[[str, str, Known], Shape | None]
@@ -100,18 +97,22 @@ def load_model(
     change a cooked file.
     """
     random = getattr(a, "random_weights", None)
-    if is_cooked(a.model):
-        reason = f"'{a.model}' is cooked, so its shapes and weights cannot change"
-        refuse(a, reason, "fragments", "shape", "weights", "constant", "random-weights")
-        return load_cooked(a.model, trusted=getattr(a, "trusted", False))
-    graph = load(
-        a.model,
-        fragments=a.fragments,
-        shapes=named_shapes(a.shape) if shapes is None else shapes,
-        weights=a.weights,
-        random_weights=random,
-        constants={**_named_constants(a.constant), **(constants or {})},
-    )
+    with narrator.stage(f"loading '{a.model}'"):
+        from cml_engine.cooked import load_cooked
+        from cml_engine.formats.loading import load
+
+        if is_cooked(a.model):
+            reason = f"'{a.model}' is cooked, so its shapes and weights cannot change"
+            refuse(a, reason, "fragments", "shape", "weights", "constant", "random-weights")
+            return load_cooked(a.model, trusted=getattr(a, "trusted", False))
+        graph = load(
+            a.model,
+            fragments=a.fragments,
+            shapes=named_shapes(a.shape) if shapes is None else shapes,
+            weights=a.weights,
+            random_weights=random,
+            constants={**_named_constants(a.constant), **(constants or {})},
+        )
     if random is not None and a.command_name != "info":  # info shows all notes itself
         is_table = not (getattr(a, "json", False) or getattr(a, "csv", False))
         print(graph.notes[-1], file=sys.stdout if is_table else sys.stderr)
@@ -145,6 +146,8 @@ def _named_constants(pairs: Iterable[str]) -> dict[str, Array]:
 
 def is_cooked(model: str) -> bool:
     """Returns True if the file is a cooked model, by its suffix ``.cml`` or its first bytes."""
+    from cml_engine.cooked.schema import MAGIC
+
     if Path(model).suffix.lower() == ".cml":
         return True
     with contextlib.suppress(OSError), Path(model).open("rb") as file:
@@ -187,6 +190,8 @@ def named_axes(pairs: Iterable[str]) -> dict[str, tuple[int | str, ...]]:
 
 def compile_options(a: Namespace) -> CompileOptions:
     """Returns the compile options of the command line; other options win over ``--preset``."""
+    from cml_engine.runtime.session import CompileOptions
+
     preset = getattr(a, "preset", None)
     options = CompileOptions.preset(preset) if preset else CompileOptions()
     if getattr(a, "half", False):
@@ -200,6 +205,8 @@ def compile_options(a: Namespace) -> CompileOptions:
 
 def read_decisions(a: Namespace) -> Decisions:
     """Returns the planning decisions in the JSON file of ``--decide``; {} without that option."""
+    from cml_engine.compiler.planning.decisions import parse_decisions
+
     file = getattr(a, "decide", None)
     if file is None:
         return {}
@@ -256,7 +263,10 @@ def session_of(
 
     A terminal shows the progress of the compilation.
     """
-    with progress() as show:
+    from cml_engine.runtime.session import Session
+
+    target = "the CPU" if backend == "cpu" else "the GPU"
+    with narrator.stage(f"preparing '{a.model}' for {target}"), progress() as show:
         session = Session(
             graph, backend, options or compile_options(a), on_progress=show, retain=retain
         )
@@ -300,6 +310,8 @@ def read_inputs(
     a: Namespace, facts: Mapping[str, Fact], defaults: Mapping[str, Array]
 ) -> dict[str, Array]:
     """Returns the checked inputs by name: from the ``-i`` files, else from ``defaults``."""
+    from cml_engine.runtime.session import check_inputs
+
     files = named_files(a.input, facts, "input")
     read = {name: array_files.read(file, name, facts[name]) for name, file in files.items()}
     return check_inputs(facts, {**defaults, **read})
@@ -323,9 +335,10 @@ def backend_of(a: Namespace) -> Gpu | str:
 
 def gpu_of(a: Namespace) -> Gpu:
     """Returns this machine's GPU, which dumps its kernels or shows their prints if requested."""
-    from cml_engine.gpu.gpu import Gpu
+    with narrator.stage("opening the GPU"):
+        from cml_engine.gpu.gpu import Gpu
 
-    gpu = Gpu(debug_kernels=getattr(a, "debug_kernels", False))
+        gpu = Gpu(debug_kernels=getattr(a, "debug_kernels", False))
     gpu.dump_kernels = a.dump_kernels or gpu.dump_kernels
     return gpu
 
@@ -337,6 +350,8 @@ def timed_session(a: Namespace) -> tuple[Session, Gpu, dict[str, Array]]:
 
     Raises :class:`DeviceError` if the GPU cannot time frames.
     """
+    from cml_engine.runtime.session import random_inputs
+
     session = session_of(a, load_for_inputs(a), "gpu")
     gpu = session.gpu
     assert gpu is not None

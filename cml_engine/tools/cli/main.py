@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from cml_engine import __version__
-from cml_engine.compiler.plugins import load_file
 from cml_engine.errors.arguments import suggestion
 from cml_engine.io import load_limits
 from cml_engine.tools.cli.commands import change, frames, installation, look, run, ship
 from cml_engine.tools.cli.options import COMMANDS, GROUPS, Group
-from cml_engine.tools.cli.terminal import exit_code, logging_to_stderr, print_error
+from cml_engine.tools.cli.terminal import exit_code, logging_to_stderr, narrator, print_error
 
 _ABOUT = """\
 usage: cml COMMAND [options]
@@ -106,9 +105,12 @@ def _start(argv: Sequence[str] | None) -> int:
     if limits is not None:
         load_limits.LoadLimits.parse(limits)
     variables = {load_limits.VARIABLE: limits, "CML_ADAPTER": getattr(a, "adapter", None)}
-    with logging_to_stderr(a.verbose), _environment(variables):
-        for file in getattr(a, "ops", ()):
-            load_file(file)
+    with logging_to_stderr(a.verbose), _environment(variables), narrator.running():
+        if files := getattr(a, "ops", ()):
+            from cml_engine.compiler.plugins import load_file
+
+            for file in files:
+                load_file(file)
         return int(a.command(a) or 0)
 
 

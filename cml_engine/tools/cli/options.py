@@ -12,8 +12,14 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from cml_engine.errors import InputError
-from cml_engine.errors.arguments import ARENA_LIMIT_MIB, BUDGET_MS, FRAME_MS, SEED, TIMES
-from cml_engine.runtime.session.compile_graph import Preset
+from cml_engine.errors.arguments import (
+    ARENA_LIMIT_MIB,
+    BUDGET_MS,
+    FRAME_MS,
+    SEED,
+    TIMES,
+    Preset,
+)
 
 #: a group of a command's options in its help
 Group = Literal["model", "inputs", "GPU", "workers", "output", "general"]

@@ -7,6 +7,8 @@ import io
 import logging
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TextIO, cast
 
@@ -25,6 +27,10 @@ _CONTROLS = {
 }
 #: the level of the log by the number of -v
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
+#: a command says what it does after this time (s), and again after each change that lasts as long
+_SILENT_S = 1.0
+#: the time (s) until a stage that goes on is said again
+_AGAIN_S = 10.0
 #: texts for the stages of ``Session(on_progress=…)``
 _STAGES = {"plan": "planning", "kernels": "compiling kernels"}
 
@@ -156,6 +162,59 @@ def log_lines() -> Iterator[list[str]]:
         yield handler.lines
 
 
+class _Narrator:
+    """Prints a command's stage once it has run for a second, so that no command is silent longer.
+
+    Only stages inside :meth:`running` are printed.
+    """
+
+    def __init__(self) -> None:
+        #: the stage, "" for one that prints its own progress, and how far it is
+        self._now = "", ""
+
+    @property
+    def name(self) -> str:
+        return self._now[0]
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Makes a name the stage inside the ``with`` block."""
+        before = self._now
+        self.advance(name)
+        try:
+            yield
+        finally:
+            self._now = before
+
+    def advance(self, name: str, detail: str = "") -> None:
+        """Changes the stage inside a :meth:`stage`, or how far it is."""
+        self._now = name, detail
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Prints the stages inside the ``with`` block, from a thread of its own."""
+        ended = threading.Event()
+        thread = threading.Thread(target=self._print_stages, args=(ended,), daemon=True)
+        thread.start()
+        try:
+            with self.stage("working"):
+                yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _print_stages(self, ended: threading.Event) -> None:
+        printed, printed_at = "", 0.0
+        while not ended.wait(_SILENT_S):
+            stage, detail = self._now
+            if stage and (stage != printed or time.monotonic() > printed_at + _AGAIN_S):
+                print_error(f"{stage}{detail} ...")
+                printed, printed_at = stage, time.monotonic()
+
+
+narrator = _Narrator()
+
+
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[str, int, int], None]]:
     """A context manager that shows progress bars on a terminal, one for each stage of the work.
@@ -164,13 +223,19 @@ def progress() -> Iterator[Callable[[str, int, int], None]]:
     the number of all its items.
     """
     if not sys.stderr.isatty():
-        yield lambda stage, done, total: None
+
+        def advance(stage: str, done: int, total: int) -> None:
+            narrator.advance(_STAGES.get(stage, stage), f", {done} of {total}")
+
+        with narrator.stage(narrator.name):
+            yield advance
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    bars = Progress(*columns, console=Console(stderr=True), transient=True)
+    with narrator.stage(""), bars:
         tasks: dict[str, TaskID] = {}
 
         def show(stage: str, done: int, total: int) -> None:

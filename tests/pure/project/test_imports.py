@@ -105,6 +105,24 @@ def test_neither_imports_nor_public_names_bring_wgpu_or_the_compiler():
     assert "numpy" in found["import scheduler"], "what is imported is seen"
 
 
+def test_the_package_and_the_help_are_imported_fast():
+    """The package imports only the errors, and the help none of the packages that do the work."""
+    script = "import json, sys; print(json.dumps([n for n in sys.modules if 'cml_engine.' in n]))"
+    found = {}
+    for name, statement in (
+        ("package", "import cml_engine, sys; assert 'numpy' not in sys.modules"),
+        ("help", "from cml_engine.tools.cli.main import parser; parser().format_help()"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", f"{statement}\n{script}"],
+            cwd=ROOT, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found[name] = {module.split(".")[1] for module in json.loads(done.stdout)}
+    assert found["package"] == {"errors"}
+    assert found["help"] <= {"errors", "io", "ir", "tools"}
+
+
 def test_optional_packages_are_imported_only_where_used():
     apart = {
         "import cml_engine.tools.panel": {"imgui_bundle", "scheduler"},

@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cml_engine.compiler.integer.quantizer.quantize import QuantizeReport
-from cml_engine.compiler.integer.quantizer.quantize import quantize as quantize_graph
-from cml_engine.compiler.integer.quantizer.weights import WeightsReport, quantize_weights
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import TIMES
-from cml_engine.formats.loading import load_with_placeholders, save, save_checked
 from cml_engine.io.arrays import read_samples, sample_shape
 from cml_engine.ir.block_weights import CODE_BITS
 from cml_engine.ir.graph import Graph
-from cml_engine.runtime.session import random_inputs
 from cml_engine.tools.cli.common import (
     facts_of,
     load_for_inputs,
@@ -26,6 +22,10 @@ from cml_engine.tools.cli.common import (
 )
 from cml_engine.tools.cli.options import command, flag, option, refuse, require, value_option
 from cml_engine.tools.cli.terminal import progress
+
+if TYPE_CHECKING:
+    from cml_engine.compiler.integer.quantizer.quantize import QuantizeReport
+    from cml_engine.compiler.integer.quantizer.weights import WeightsReport
 
 GROUP = "Change it"
 
@@ -51,6 +51,8 @@ GROUP = "Change it"
 )
 def convert(a: Namespace) -> None:
     """Convert an ONNX or ncnn model to NNEF."""
+    from cml_engine.formats.loading import load_with_placeholders, save, save_checked
+
     if not a.layout:
         require(a, "--layout nhwc", "rgba")
     if Path(a.destination).suffix.lower() == ".onnx":
@@ -123,6 +125,11 @@ def convert(a: Namespace) -> None:
 )
 def quantize(a: Namespace) -> int:
     """Turn a model into an integer network, or store its weights in fewer bits."""
+    from cml_engine.compiler.integer.quantizer.quantize import quantize as quantize_graph
+    from cml_engine.compiler.integer.quantizer.weights import quantize_weights
+    from cml_engine.formats.loading import save_checked
+    from cml_engine.runtime.session import random_inputs
+
     if a.weight_bits:
         refuse(
             a, "--weight-bits leaves all but the weights in floats", "bits", "sixteen", "float-tail"

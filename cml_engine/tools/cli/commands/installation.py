@@ -9,7 +9,6 @@ from argparse import Namespace
 from pathlib import Path
 from textwrap import shorten
 
-from cml_engine.compiler.plugins import load_entry_points
 from cml_engine.errors import DeviceError
 from cml_engine.errors.arguments import check_known_names
 from cml_engine.io.atomic_write import write_atomically
@@ -79,6 +78,7 @@ def devices(a: Namespace) -> None:
 )
 def ops(a: Namespace) -> None:
     """List every operator, or show one: signature, meaning, kernels and limits."""
+    from cml_engine.compiler.plugins import load_entry_points
     from cml_engine.tools.report import operator_support
 
     load_entry_points()

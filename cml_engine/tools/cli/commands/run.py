@@ -12,21 +12,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from cml_engine.compiler.optimize import AS_WRITTEN, optimize
-from cml_engine.distributed.cluster import WORKERS
-from cml_engine.distributed.map import BATCH, map_network
-from cml_engine.distributed.report import show_progress
-from cml_engine.distributed.run import PRICE
-from cml_engine.distributed.sources import first_shape
 from cml_engine.errors import InputError
-from cml_engine.errors.arguments import EXTENT, OVERLAP, SEED
+from cml_engine.errors.arguments import BATCH, EXTENT, OVERLAP, PRICE, SEED, WORKERS
 from cml_engine.io import arrays as array_files
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.output_folder import OutputFolder
 from cml_engine.ir.graph import Array, Fact, Graph, Node
-from cml_engine.runtime.session import Session, make_plan, random_inputs
-from cml_engine.runtime.session.compile_graph import as_gpu_program
-from cml_engine.runtime.tiling import Tiles, run_tiled
 from cml_engine.tools.cli.common import (
     backend_of,
     compile_options,
@@ -41,10 +32,11 @@ from cml_engine.tools.cli.common import (
     write_decisions,
 )
 from cml_engine.tools.cli.options import command, flag, option, refuse, require, value_option
-from cml_engine.tools.cli.terminal import print_error, progress
+from cml_engine.tools.cli.terminal import narrator, print_error, progress
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu
+    from cml_engine.runtime.session import Session
 
 GROUP = "Run and check"
 T = TypeVar("T")
@@ -136,6 +128,8 @@ T = TypeVar("T")
 )
 def run(a: Namespace) -> int:
     """Run a model on tensors and pictures from files."""
+    from cml_engine.runtime.session import random_inputs
+
     _check_run_options(a)
     graph = load_for_inputs(a)
     if a.debug_kernels and graph.cooked_form is not None:
@@ -164,7 +158,8 @@ def run(a: Namespace) -> int:
         if a.dump_values:
             results = _run_dumped(session, arrays, a)
         else:
-            results = session.run(arrays) if a.tile is None else _run_tiled(session, arrays, a)
+            with narrator.stage("running the network"):
+                results = session.run(arrays) if a.tile is None else _run_tiled(session, arrays, a)
     if results is None:
         return 1
     array_files.write_outputs(outputs, results)
@@ -209,6 +204,8 @@ def _check_run_options(a: Namespace) -> None:
 
 def _run_tiled(session: Session, arrays: dict[str, Array], a: Namespace) -> dict[str, Array]:
     """Runs the model in tiles with a progress bar and returns the outputs by name."""
+    from cml_engine.runtime.tiling import Tiles, run_tiled
+
     overlap, align = 16 if a.overlap is None else a.overlap, a.align or 1
     count = len(Tiles(session, arrays, a.tile, overlap, align))
     with progress() as show:
@@ -225,6 +222,7 @@ def _run_tiled(session: Session, arrays: dict[str, Array], a: Namespace) -> dict
 def _run_dumped(session: Session, arrays: dict[str, Array], a: Namespace) -> dict[str, Array]:
     """Runs the model step by step, writes the tensors of each step and returns the outputs."""
     from cml_engine.gpu.program.inspect import run_dumped
+    from cml_engine.runtime.session.compile_graph import as_gpu_program
 
     folder = OutputFolder(Path(a.dump_kernels) / "values", "values.json", overwrite=True)
     results = run_dumped(as_gpu_program(session.program), arrays, folder)
@@ -240,6 +238,7 @@ def _run_watched(
     Returns the session and the outputs by name, or None if ``--stop-at-nan`` found a value that is
     not finite.
     """
+    from cml_engine.compiler.optimize import AS_WRITTEN
     from cml_engine.runtime.inspection import Dump, NotFinite, StopAtNan
 
     dump = None
@@ -331,6 +330,9 @@ def _print_integer_facts(
 )
 def validate(a: Namespace) -> int:
     """Check the GPU against NumPy, operator by operator."""
+    from cml_engine.compiler.optimize import optimize
+    from cml_engine.runtime.session import make_plan
+
     if a.integer or a.passes:
         return _check_integers(a) if a.integer else _check_passes(a)
     from cml_engine.runtime.node_check import check_nodes
@@ -382,6 +384,8 @@ def _inputs(
     graph: Graph, a: Namespace, made_up: Mapping[str, Array] | None = None
 ) -> dict[str, Array]:
     """Returns the inputs by name: from ``-i`` files, else from ``made_up``, else random."""
+    from cml_engine.runtime.session import random_inputs
+
     facts = facts_of(graph, graph.inputs)
     return read_inputs(a, facts, made_up or random_inputs(facts, a.seed))
 
@@ -453,6 +457,10 @@ def _with_progress(checks: Iterable[T], graph: Graph) -> Iterator[T]:
 )
 def map_inputs(a: Namespace) -> int:
     """Run a model over many inputs, on all cores or a cluster."""
+    from cml_engine.distributed.map import map_network
+    from cml_engine.distributed.report import show_progress
+    from cml_engine.distributed.sources import first_shape
+
     on_host = a.backend in ("cpu", "onnxruntime")
     if a.half and on_host:
         raise InputError(f"--half needs a GPU: leave --backend {a.backend} out")
@@ -460,7 +468,7 @@ def map_inputs(a: Namespace) -> int:
         array_files.check_place(Path(a.report))
     graph = load_open(a, partial(first_shape, a.inputs))
     try:
-        with show_progress("inputs") as show:
+        with narrator.stage(""), show_progress("inputs") as show:
             report = map_network(
                 a.model if is_cooked(a.model) else graph,
                 a.inputs,

@@ -5,18 +5,13 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 from shlex import quote
+from typing import TYPE_CHECKING
 
-from cml_engine.cooked import PROFILES, load_cooked
-from cml_engine.cooked import cook as cook_graph
-from cml_engine.cooked.load import Artifact
-from cml_engine.cooked.schema import CookedLimits
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import ONNX_OPSET
-from cml_engine.formats.loading import save
 from cml_engine.io.arrays import check_place
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.ir.graph import Graph
-from cml_engine.runtime.session import Session
 from cml_engine.tools.cli.common import (
     backend_of,
     compile_options,
@@ -24,6 +19,9 @@ from cml_engine.tools.cli.common import (
     named_axes,
 )
 from cml_engine.tools.cli.options import command, flag, option, refuse, value_option
+
+if TYPE_CHECKING:
+    from cml_engine.cooked.load import Artifact
 
 GROUP = "Ship it"
 
@@ -40,8 +38,7 @@ GROUP = "Ship it"
         "output",
         "--devices",
         "LIST",
-        "the devices to make plans for, with commas (default: %(default)s)",
-        default=",".join(PROFILES),
+        "the devices to make plans for, with commas (default: all)",
     ),
     flag("output", "--integer", "refuse a network of floats"),
     flag(
@@ -64,6 +61,10 @@ GROUP = "Ship it"
 )
 def cook(a: Namespace) -> int:
     """Write a model as one file that plays without Python and without a compiler."""
+    from cml_engine.cooked import PROFILES, load_cooked
+    from cml_engine.cooked import cook as cook_graph
+    from cml_engine.cooked.schema import CookedLimits
+
     if a.check:
         return _check_golden(a)
     if not a.output:
@@ -79,7 +80,7 @@ def cook(a: Namespace) -> int:
         )
     data = cook_graph(
         graph,
-        [name.strip() for name in a.devices.split(",")],
+        [name.strip() for name in a.devices.split(",")] if a.devices else list(PROFILES),
         compile_options(a),
         player=a.player,
         golden=not a.without_golden,
@@ -111,11 +112,16 @@ def cook(a: Namespace) -> int:
 
 def _artifact_of(graph: Graph) -> Artifact:
     """Returns the contents of the cooked file from which the graph was loaded."""
+    from cml_engine.cooked.load import Artifact
+
     assert isinstance(graph.cooked_form, Artifact)
     return graph.cooked_form
 
 
 def _check_golden(a: Namespace) -> int:
+    from cml_engine.cooked import load_cooked
+    from cml_engine.runtime.session import Session
+
     graph = load_cooked(a.model, trusted=a.trusted)
     golden = _artifact_of(graph).golden
     if golden is None:
@@ -191,6 +197,8 @@ def export(a: Namespace) -> None:
 
 
 def _export_onnx(a: Namespace) -> None:
+    from cml_engine.formats.loading import save
+
     if Path(a.destination).suffix.lower() != ".onnx":
         raise InputError(
             f"'{a.destination}': wanted a file name ending in .onnx; cml convert writes NNEF"
