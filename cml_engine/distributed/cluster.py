@@ -285,6 +285,7 @@ class ClusterMonitor:
         self._last_check = 0.0
         self._last_alive = time.monotonic()
         self._done_at_forget = 0
+        self._addresses: set[str] = set()
 
     def check(self) -> None:
         """Updates :attr:`window` and restarts lost workers, if the last check is old enough.
@@ -297,8 +298,7 @@ class ClusterMonitor:
             return
         self.count_time()
         if self.client.status == "running":
-            threads = self.client.nthreads()
-            self._n_workers = len(threads)
+            threads = self.count_workers()
             self.window = max(_LEAST_AHEAD, _AHEAD * sum(threads.values()))
             cluster = self.client.cluster if self.embedded else None
             if cluster is not None and len(threads) < len(cluster.worker_spec):
@@ -315,6 +315,19 @@ class ClusterMonitor:
             if self.client.status != "running":
                 raise self.vanished_error()
             raise InputError(f"no worker for {PATIENCE_S:g} s. {self.describe_progress()}")
+
+    def count_workers(self) -> dict[str, int]:
+        """Returns the threads of each worker by address, and reports the workers that are lost.
+
+        Workers of a cluster that was not started here may leave it at any time.
+        """
+        threads: dict[str, int] = self.client.nthreads()
+        self._n_workers = len(threads)
+        if self.embedded:
+            for address in self._addresses - threads.keys() - self.report.refused.keys():
+                self.report.lose_worker(address)
+        self._addresses = set(threads)
+        return threads
 
     def count_time(self) -> None:
         """Adds the workers' time since the last call (elapsed seconds × workers) to the report."""

@@ -11,6 +11,7 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -335,6 +336,7 @@ def map_network(
     manifest = {
         "kind": "map",
         "engine": __version__,
+        "shape": "; ".join(f"{name}={','.join(map(str, f.shape))}" for name, f in facts.items()),
         "model": graph_digest(graph) if cooked is None else hashlib.sha256(cooked).hexdigest(),
         "inputs": names_digest(inputs),
         "storage": options.storage,
@@ -346,8 +348,8 @@ def map_network(
     files = tuple(str(Path(file).absolute()) for file in ops)
     key = f"{manifest['model']} {manifest['inputs']} {backend} {options} {sorted(graphs)}"
     work = NetworkWork(graphs, inputs, backend, options, key, files, cooked, trusted)
-    if client is None and scheduler is None and workers is None:
-        workers = default_workers(backend)
+    is_default = client is None and scheduler is None and workers is None
+    default_count = partial(default_workers, backend)
 
     def plan(measured: BatchTiming) -> StorePlan:
         count = batch or measured.batch(len(inputs) // _TASKS)
@@ -364,7 +366,7 @@ def map_network(
         planned(batch, per_task) if batch and per_task else plan,
         client=client,
         scheduler=scheduler,
-        workers=workers,
+        workers=default_count if is_default else workers,
         verify=verify,
         what="inputs",
         title=f"{graph.name} over {len(inputs)} inputs",
@@ -455,16 +457,13 @@ def _layer(graph: Graph, source: InputSource, batch: int, per_task: int) -> Laye
         fact = graph.facts[name]
         dims = tuple(f"{name}_{axis}" for axis in range(fact.rank))
         arrays[name] = Cell(fact.shape, NUMPY_DTYPE[fact.dtype].name, dims)
-    names = [name.encode() for name in names_of(source)]
-    letters = np.zeros((len(names), max(map(len, names))), np.uint8)
-    for row, text in enumerate(names):
-        letters[row, : len(text)] = np.frombuffer(text, np.uint8)
+    names = np.array(list(names_of(source)), np.dtypes.StringDType())
     return Layer(
         "",
         (len(source),),
         (per_task,),
         (_ROW,),
         arrays,
-        coordinates={NAMES: Coordinate((_ROW, "letter"), letters)},
-        attributes={"batch": batch, "comment": f"{NAMES}: UTF-8, filled up with zeros"},
+        coordinates={NAMES: Coordinate((_ROW,), names)},
+        attributes={"batch": batch},
     )

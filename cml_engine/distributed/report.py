@@ -70,6 +70,8 @@ class Report:
     seconds: float = 0.0
     #: total time of all workers, in seconds
     worker_s: float = 0.0
+    #: workers whose process ended, which their tasks survive
+    lost: list[str] = field(default_factory=list)
     #: workers that could not take part, with the reason
     refused: dict[str, str] = field(default_factory=dict)
     workers: dict[str, WorkerShare] = field(default_factory=dict)
@@ -121,6 +123,11 @@ class Report:
         if len(self.aside) < NAMED:
             self.aside[name] = reason
 
+    def lose_worker(self, address: str) -> None:
+        """Records that a worker's process ended."""
+        if address not in self.lost:
+            self.lost.append(address)
+
     def to_json(self) -> dict[str, Json]:
         """Returns the whole report as a dictionary of JSON values."""
         return {
@@ -140,6 +147,7 @@ class Report:
             "cost_per_million": (
                 None if self.price is None else round(self.price * self.hours_per_million, 2)
             ),
+            "lost": self.lost,
             "refused": self.refused,
             "workers": {
                 name: {
@@ -170,6 +178,8 @@ class Report:
                 f"  {name}: {share.made:,} {self.what}, {share.busy_s:.1f} s busy "
                 f"(ms each: {parts})"
             )
+        note = "its process ended, and its tasks were repeated"
+        lines += [f"  lost: {name}: {note}" for name in self.lost]
         lines += [f"  refused: {name}: {reason}" for name, reason in self.refused.items()]
         lines += [f"  set aside: {line}" for line in self.aside_lines()]
         return "\n".join(lines)
@@ -187,8 +197,8 @@ Progress = Callable[[Report], object]
 
 # -- progress -------------------------------------------------------------------------------------
 
-#: seconds between two lines without a terminal
-_EVERY_S = 30.0
+#: seconds until the first line without a terminal, and between two lines
+_FIRST_S, _EVERY_S = 1.0, 30.0
 
 
 @contextlib.contextmanager
@@ -196,7 +206,7 @@ def show_progress(what: str, stream: TextIO | None = None) -> Iterator[Progress]
     """A context manager that yields a callback ``progress(report)``, which shows a bake's progress.
 
     It writes to ``stream`` (standard error by default): a bar headed ``what`` on a terminal,
-    otherwise a line every half minute.
+    otherwise a line after a second, every half minute, and when a worker is lost.
 
     Examples
     --------
@@ -237,26 +247,27 @@ def show_progress(what: str, stream: TextIO | None = None) -> Iterator[Progress]
 class _ProgressLines:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._last_line_time = time.monotonic()
+        self._next_line_time = time.monotonic() + _FIRST_S
+        self._n_lost = 0
 
     def __call__(self, report: Report) -> None:
         now = time.monotonic()
-        if now - self._last_line_time < _EVERY_S or not report.rate:
+        if now < self._next_line_time and len(report.lost) == self._n_lost:
             return
-        self._last_line_time = now
-        seconds_left = (report.total - report.done) / report.rate
-        print(
-            f"{_describe(report)}: {report.done:,} of {report.total:,}, {report.rate:.1f}/s, "
-            f"{_duration(seconds_left)} left",
-            file=self._stream,
-            flush=True,
-        )
+        self._next_line_time, self._n_lost = now + _EVERY_S, len(report.lost)
+        line = f"{_describe(report)}: {report.done:,} of {report.total:,}"
+        if report.rate:
+            seconds_left = (report.total - report.done) / report.rate
+            line += f", {report.rate:.1f}/s, {_duration(seconds_left)} left"
+        print(line, file=self._stream, flush=True)
 
 
 def _describe(report: Report) -> str:
     parts = [report.what, f"on {len(report.workers)} workers"]
     if report.dashboard:
         parts.append(report.dashboard)
+    if report.lost:
+        parts.append(f"workers lost: {len(report.lost)}")
     if report.aside_count:
         parts.append(f"{report.aside_count:,} set aside")
     return ", ".join(parts)

@@ -24,7 +24,7 @@ from cml_engine.distributed.cluster import (
     need_extra,
 )
 from cml_engine.distributed.report import Progress, Report, Trace, WorkerShare
-from cml_engine.distributed.store import Store, prepare, refuse
+from cml_engine.distributed.store import Store, manifest_of, prepare, refuse
 from cml_engine.distributed.work import Batch, Layer, Unit, Work
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.errors.arguments import PRICE
@@ -144,6 +144,8 @@ class TaskWindow:
             raise KeyboardInterrupt(self.monitor.describe_progress()) from None
         finally:
             self.monitor.count_time()
+            with contextlib.suppress(Exception):  # the cluster may be gone
+                self.monitor.count_workers()
             self.report.seconds = time.monotonic() - start
             self._progress(self.report)
 
@@ -332,8 +334,10 @@ class TaskWindow:
                 self._handle_failed((unit, attempts), f"{type(error).__name__}: {error}")
             elif attempts + 1 < ATTEMPTS:
                 self.report.retried += 1
+                self.report.lose_worker(error.last_worker.address)
                 self._suspects.append(unit)
             else:
+                self.report.lose_worker(error.last_worker.address)
                 self._set_aside(unit, "the process that makes it ends each time")
 
     def _retire_worker(self, worker: str, task: _RunningTask, message: str) -> None:
@@ -385,7 +389,7 @@ def bake(
     *,
     client: Client | None = None,
     scheduler: str | None = None,
-    workers: int | None = None,
+    workers: int | Callable[[], int] | None = None,
     verify: bool = True,
     what: str = "tiles",
     title: str = "",
@@ -396,6 +400,8 @@ def bake(
 ) -> Report:
     """Computes all units of a plan that the store lacks, writes them, and returns the report.
 
+    No cluster is started on this machine for a store that soon turns out to be complete.
+
     Parameters
     ----------
     work : the work that is sent to every worker.
@@ -405,7 +411,7 @@ def bake(
     client : a ``distributed.Client``. Without ``client`` and ``scheduler``, a cluster is started
         on this machine.
     scheduler : the address of a Dask scheduler.
-    workers : the number of processes of the cluster on this machine.
+    workers : the number of processes of the cluster on this machine, or a function that returns it.
     verify : if True, stored units are read and computed again if their checksum differs;
         otherwise a unit with a record counts as complete.
     progress : called with the current report, at most a few times per second.
@@ -427,11 +433,18 @@ def bake(
     traced = None if trace is None else Trace(trace)
     if "://" not in store:
         store = str(Path(store).absolute())  # workers may have another working folder
-    refuse(
-        store, plan.manifest if isinstance(plan, StorePlan) else {}
-    )  # before a cluster is started
-    with connect(client, scheduler, workers, dashboard) as (connected, embedded):
-        report = Report(store, what, price=price)
+    # before a cluster is started
+    is_there = refuse(store, plan.manifest if isinstance(plan, StorePlan) else {})
+    report = Report(store, what, price=price)
+    is_own = client is None and scheduler is None
+    if is_own and is_there and isinstance(plan, StorePlan) and _is_complete(report, plan, verify):
+        # the workers would be like this process
+        refuse(store, {**plan.manifest, "device": work.open().device})
+        if traced is not None:
+            traced.write()
+        return report
+    count = workers() if callable(workers) else workers
+    with connect(client, scheduler, count, dashboard) as (connected, embedded):
         run = _Run(connected, embedded, work, report)
         if dashboard or not embedded:
             report.dashboard = connected.dashboard_link or ""
@@ -441,6 +454,29 @@ def bake(
         finally:
             if traced is not None:
                 traced.write()
+
+
+#: the longest time (s) that a store is checked before workers check it
+_CHECK_S = 2.0
+
+
+def _is_complete(report: Report, plan: StorePlan, verify: bool) -> bool:
+    """Returns True if all units of a store are soon seen to be there, and counts them as kept.
+
+    With ``verify`` they are read and compared with their checksums.
+    """
+    start = time.monotonic()
+    store = Store(report.store, plan.layers, writable=False)
+    recorded, total = store.recorded(), sum(layer.count for layer in plan.layers)
+    if len(recorded) < total:
+        return False
+    for unit in recorded if verify else ():
+        if store.state(unit) != "whole" or time.monotonic() > start + _CHECK_S:
+            return False
+    report.total = report.kept = sum(prod(layer.cells) for layer in plan.layers)
+    report.device = str(manifest_of(report.store).get("device", ""))
+    report.seconds = time.monotonic() - start
+    return True
 
 
 class _Run:

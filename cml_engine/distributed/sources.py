@@ -38,7 +38,7 @@ class InputSource(Protocol):
     def __len__(self) -> int: ...
 
     def name(self, number: int) -> str:
-        """Returns the name of input ``number`` for reports."""
+        """Returns the name of input ``number`` for the store and for reports."""
         ...
 
     def read(self, number: int, facts: Facts) -> Mapping[str, Array]:
@@ -63,7 +63,7 @@ class FileSource:
         return len(self.paths)
 
     def name(self, number: int) -> str:
-        return f"'{self.paths[number]}'"
+        return self.paths[number]
 
     def read(self, number: int, facts: Facts) -> dict[str, Array]:
         path = Path(self.paths[number])
@@ -99,7 +99,7 @@ class ZarrSource:
         return tuple(int(i) for i in np.unravel_index(number, self.grid))
 
     def name(self, number: int) -> str:
-        return f"'{self.place}' chunk {'.'.join(map(str, self._chunk_index(number)))}"
+        return f"{self.place} chunk {'.'.join(map(str, self._chunk_index(number)))}"
 
     def read(self, number: int, facts: Facts) -> dict[str, Array]:
         ((name, fact),) = facts.items()
@@ -269,13 +269,14 @@ def read_checked(source: InputSource, number: int, facts: Facts) -> dict[str, Ar
     try:
         return check_inputs(facts, dict(source.read(number, facts)))
     except InputError as error:
-        reason = error.message.removeprefix(f"{source.name(number)}: ")
+        reason = error.message.removeprefix(f"'{source.name(number)}': ")
         raise InputError(reason) from None
 
 
 def names_of(source: InputSource) -> Iterator[str]:
-    """Yields the names of all inputs in order."""
-    return (source.name(number) for number in range(len(source)))
+    """Yields the names of all inputs in order; bytes that are no text are escaped."""
+    names = (source.name(number) for number in range(len(source)))
+    return (name.encode("utf-8", "backslashreplace").decode() for name in names)
 
 
 def names_digest(source: InputSource) -> str:

@@ -216,6 +216,8 @@ def test_dead_worker_loses_only_unfinished_units(place, work):
     report = bake(dying, place, StorePlan([made], MANIFEST), workers=2)
     # one unit was being made, and one was being written
     assert report.complete and 16 + 1 <= len(lines(work.log)) <= 16 + 2
+    (lost,) = report.lost
+    assert lost.startswith("tcp://127.0.0.1") and f"lost: {lost}: its process" in str(report)
     check_values(place, made)
 
 

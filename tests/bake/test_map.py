@@ -6,7 +6,9 @@ This holds for any batching and after any number of restarts.
 from __future__ import annotations
 
 import functools
+import io
 import json
+import os
 import pickle
 import sys
 import tracemalloc
@@ -22,7 +24,9 @@ from PIL import Image
 
 import cml_engine as cml
 from cml_engine import InputError
-from cml_engine.distributed import Report, map_network
+from cml_engine.distributed import Report, map_network, run
+from cml_engine.distributed import map as map_module
+from cml_engine.distributed import report as reports
 from cml_engine.distributed.cluster import connect
 from cml_engine.distributed.map import NetworkWork, _graphs
 from cml_engine.distributed.sources import ItemSource, ZarrSource, open_source
@@ -105,10 +109,64 @@ def test_map_rows_equal_session_outputs(mapped, net, tmp_path, rng, batch, per_t
     group = zarr.open_group(tmp_path / "out.zarr", mode="r")
     for row, outputs in enumerate(expected(net, [{"image": image} for image in inputs])):
         assert_array_equal(group["out"][row], outputs["out"])
-    names = [bytes(row).rstrip(b"\0").decode() for row in group["input_names"][...]]
-    assert [Path(name.strip("'")).name for name in names] == [f"{i:03}.npy" for i in range(19)]
+    assert list(group["input_names"][:]) == [f"{tmp_path}/in/{i:03}.npy" for i in range(19)]
     again = mapped()
     assert (again.made, again.kept) == (0, 19)
+
+
+def test_names_of_inputs_are_any_text(mapped, tmp_path, rng):
+    images(tmp_path / "in", 2, rng)
+    (tmp_path / "in/000.npy").rename(tmp_path / "in" / os.fsdecode("ä 'q' ÿ.npy".encode("latin-1")))
+    (tmp_path / "in/001.npy").rename(tmp_path / "in/höhe 'q'.npy")
+    mapped(inputs="in/*'q'*")
+    names = zarr.open_group(tmp_path / "out.zarr", mode="r")["input_names"][:]
+    assert list(names) == [f"{tmp_path}/in/höhe 'q'.npy", f"{tmp_path}/in/\\udce4 'q' \\udcff.npy"]
+
+
+def test_a_complete_store_needs_no_cluster(mapped, net, tmp_path, rng, monkeypatch):
+    """Neither workers nor a GPU start where nothing is left to do; damage is still found."""
+    images(tmp_path / "in", 9, rng)
+    first = mapped(batch=1, per_task=2)
+    more = {"backend": "cpu"}
+
+    def start(*given, **options):
+        raise AssertionError("a cluster was started")
+
+    monkeypatch.setattr(run, "connect", start)
+    monkeypatch.setattr(map_module, "default_workers", start)
+    for verify in (True, False):
+        report = map_network(
+            cml.load(net), str(tmp_path / "in/*.npy"), tmp_path / "out.zarr", verify=verify, **more
+        )
+        assert (report.made, report.kept, report.total) == (0, 9, 9)
+        assert report.complete and report.device == first.device
+    with monkeypatch.context() as patched:
+        patched.setattr(map_module, "device_name", lambda session: "another")
+        with pytest.raises(InputError, match="with another device"):
+            map_network(cml.load(net), str(tmp_path / "in/*.npy"), tmp_path / "out.zarr", **more)
+    (chunk,) = (tmp_path / "out.zarr/out").glob("c.1.*")
+    chunk.write_bytes(chunk.read_bytes()[:-1] + b"\0")
+    with pytest.raises(AssertionError, match="a cluster was started"):
+        map_network(cml.load(net), str(tmp_path / "in/*.npy"), tmp_path / "out.zarr", **more)
+
+
+def test_progress_without_a_terminal(monkeypatch):
+    """A line after a second, then every half minute, and one for every lost worker at once."""
+    now, stream = [100.0], io.StringIO()
+    monkeypatch.setattr(reports.time, "monotonic", lambda: now[0])
+    report = Report("out.zarr", total=10, what="inputs")
+    with reports.show_progress("inputs", stream) as show:
+        for now[0], made in ((100.5, 0), (101.5, 0), (110.0, 1), (132.0, 4)):
+            report.made, report.seconds = made, now[0] - 100
+            show(report)
+        report.lose_worker("tcp://a")
+        for now[0] in (133.0, 134.0):
+            show(report)
+    assert [line.split("workers", 1)[1] for line in stream.getvalue().splitlines()] == [
+        ": 0 of 10", ": 4 of 10, 0.1/s, 0:48 left", ", workers lost: 1: 4 of 10, 0.1/s, 0:48 left",
+    ]  # fmt: skip
+    assert "lost: tcp://a: its process ended, and its tasks were repeated" in str(report)
+    assert report.to_json()["lost"] == ["tcp://a"]
 
 
 def test_a_trace_has_every_task_its_steps_and_their_operators(mapped, tmp_path, rng):
@@ -224,6 +282,15 @@ def test_other_models_or_inputs_are_refused(mapped, net, tmp_path, rng):
         other = write_model(tmp_path / "other.nnef", text, filter=weights)
         with pytest.raises(InputError, match="was made with another model"):
             mapped(other)
+
+
+def test_another_shape_is_named(mapped, net, tmp_path, rng):
+    images(tmp_path / "in", 2, rng)
+    mapped()
+    cml.save(cml.load(net, shapes=(1, 3, 9, 9)), tmp_path / "wide.nnef")
+    expected = "with another shape: image=1,3,8,8 there, image=1,3,9,9 here"
+    with pytest.raises(InputError, match=expected):
+        mapped(tmp_path / "wide.nnef")
 
 
 @pytest.mark.parametrize(

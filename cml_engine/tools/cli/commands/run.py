@@ -35,6 +35,7 @@ from cml_engine.tools.cli.options import command, flag, option, refuse, require,
 from cml_engine.tools.cli.terminal import narrator, print_error, progress
 
 if TYPE_CHECKING:
+    from cml_engine.distributed.report import Report
     from cml_engine.gpu.gpu import Gpu
     from cml_engine.runtime.session import Session
 
@@ -468,7 +469,12 @@ def map_inputs(a: Namespace) -> int:
         array_files.check_place(Path(a.report))
     graph = load_open(a, partial(first_shape, a.inputs))
     try:
-        with narrator.stage(""), show_progress("inputs") as show:
+        with narrator.stage("preparing the store and the workers"), show_progress("inputs") as show:
+
+            def shown(report: Report) -> None:
+                narrator.advance("")
+                show(report)
+
             report = map_network(
                 a.model if is_cooked(a.model) else graph,
                 a.inputs,
@@ -483,7 +489,7 @@ def map_inputs(a: Namespace) -> int:
                 ops=a.ops,
                 trusted=a.trusted,
                 price=a.price,
-                progress=show,
+                progress=shown,
                 dashboard=True,
                 trace=a.trace,
             )
