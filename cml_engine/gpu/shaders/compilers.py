@@ -12,6 +12,7 @@ import contextlib
 import functools
 import importlib.util
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,8 @@ from cml_engine.ops.kernel_files import KERNEL_FOLDER
 
 _LIBRARY_PATTERNS = ("libslang-compiler.so*", "slang-compiler.dll", "libslang-compiler*.dylib")
 _PACKAGE = "slangpy"
+#: the platforms that the compiler exists for, as in pyproject.toml: the system and the processor
+PLATFORMS = frozenset({("linux", "x86_64"), ("win32", "AMD64"), ("darwin", "arm64")})
 #: compiler options of every source; part of every digest
 OPTIONS = ("-lang", "hlsl", "-O2", "-matrix-layout-row-major", "-fp-mode", "precise")
 _PROFILES = {"compute": "cs_6_2", "vertex": "vs_6_2", "fragment": "ps_6_2"}
@@ -250,6 +253,14 @@ def library() -> str:
         for pattern in _LIBRARY_PATTERNS:
             for file in sorted(Path(folder).glob(pattern)):
                 return str(file)
+    system, processor = sys.platform, platform.machine()
+    if (system, processor) not in PLATFORMS:
+        raise DeviceError(
+            f"There is no HLSL compiler for this platform ({system}, {processor}), and the cache "
+            "does not have all the shaders that are needed: cook the network elsewhere (cml cook, "
+            "on Linux or Windows with x86-64 or on a Mac with Apple silicon) and play that file "
+            "here, or use --backend cpu."
+        )
     raise DeviceError(
         "There is no HLSL compiler, and the cache does not have all the shaders that are needed. "
         "Install the compiler (pip install 'cml-engine[compiler]'), play a cooked file, or use "

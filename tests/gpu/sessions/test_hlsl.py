@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -15,6 +16,7 @@ from cml_engine.errors import DeviceError, InputError, ShaderCompileError
 from cml_engine.gpu.shaders import compilers, slang
 from cml_engine.gpu.shaders.hlsl import compile_spirv, for_naga, shader_key
 from cml_engine.io.data_folders import cache_folder
+from tests.fixtures.pages import ROOT
 
 GOOD = """\
 #include "half.hlsli"
@@ -139,6 +141,35 @@ def test_missing_compiler_names_the_kernel_and_the_package(kernel, monkeypatch):
     with pytest.raises(DeviceError, match=r"no HLSL compiler.*the cache does not have"):
         compile_spirv(key_of(kernel))
     compilers.library.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("system", "processor", "exists"),
+    [
+        ("linux", "x86_64", True), ("win32", "AMD64", True), ("darwin", "arm64", True),
+        ("linux", "aarch64", False), ("win32", "ARM64", False), ("darwin", "x86_64", False),
+    ],
+)  # fmt: skip
+def test_platforms_without_a_compiler_say_to_cook_elsewhere(
+    kernel, monkeypatch, system, processor, exists
+):
+    """The message fits the requirement of the package: where it installs none, none can be."""
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (requirement,) = extra["optional-dependencies"]["compiler"]
+    condition = requirement.partition(";")[2]
+    values = {"sys_platform": system, "platform_machine": processor}
+    assert eval(condition, {}, values) == exists
+    monkeypatch.setattr(compilers, "_PACKAGE", "no_such_compiler")
+    monkeypatch.setattr(compilers, "_pool", lambda: compilers.CompilerPool(1))
+    monkeypatch.setattr(compilers.sys, "platform", system)
+    monkeypatch.setattr(compilers.platform, "machine", lambda: processor)
+    compilers.library.cache_clear()
+    with pytest.raises(DeviceError) as error:
+        compile_spirv(key_of(kernel))
+    compilers.library.cache_clear()
+    way_out = "pip install 'cml-engine[compiler]'" if exists else "cook the network elsewhere (cml"
+    assert way_out in error.value.message
+    assert (f"this platform ({system}, {processor})" in error.value.message) != exists
 
 
 def missing():
