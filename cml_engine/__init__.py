@@ -191,8 +191,13 @@ def __getattr__(name: str) -> Any:
         return import_module(f"cml_engine.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'cml_engine' has no attribute '{name}'")
-    modules = (module for module, names in _MODULES.items() if name in names)
-    value = getattr(import_module(next(modules, "scheduler")), name)
+    places = [module for module, names in _MODULES.items() if name in names]
+    if places:
+        value = getattr(import_module(places[0]), name)
+    else:
+        import scheduler
+
+        value = getattr(scheduler, name)
     globals()[name] = value
     return value
 

@@ -91,6 +91,12 @@ def compiler_environment(tmp_path_factory: pytest.TempPathFactory, wheel: Path) 
 
 
 @pytest.fixture(scope="session")
+def bake_environment(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Environment:
+    """The environment after ``pip install cml-engine[bake]``, which maps over many inputs."""
+    return Environment(_once(tmp_path_factory, "venv-bake", lambda f: _install(f, wheel, "bake")))
+
+
+@pytest.fixture(scope="session")
 def cooked(tmp_path_factory: pytest.TempPathFactory, compiler_environment: Environment) -> Path:
     """The path of the cooked file of ``hosts/twice.nnef``, made by the installed command."""
 
