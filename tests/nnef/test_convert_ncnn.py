@@ -173,7 +173,11 @@ def test_failed_conversion_keeps_the_old_model(tmp_path, monkeypatch, run_cml, r
     run_cml(words)
     before = (tmp_path / "out" / "graph.nnef").read_bytes()
 
-    def refuse(path):
+    load = cml.load
+
+    def refuse(path, **options):
+        if options:  # the model to convert
+            return load(path, **options)
         raise ModelError("it cannot be read back")
 
     monkeypatch.setattr("cml_engine.formats.loading.load", refuse)
@@ -271,6 +275,9 @@ def test_ncnn_page_is_generated():
             "the activation 6 with 0",
         ),
         ("Interp i 1 1 in out 0=4 1=2.0 2=2.0", b"", "resize type 4 cannot be converted"),
+        ("Convolution c 2 1 in in out 19=1", b"", "weights of [4, 8, 8]: export it again"),
+        ("Convolution c 1 1 in out 0=1 1=1 6=4 19=1", b"", "1 inputs: export it again"),
+        ("Deconvolution c 2 1 in in out 0=1 1=1 6=4", b"", "2 inputs: export it again"),
         ("BinaryOp b 2 1 in in out 0=20", b"", "operation 20 cannot be converted"),
         ("Concat c 2 1 in in out 0=3", b"", "axis 3 of 3: export it again"),
     ],

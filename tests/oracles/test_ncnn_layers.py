@@ -98,7 +98,24 @@ def convolutions():
     for i in range(28):
         yield from _windowed(rng, ACTIVATIONS[i % 7], i)
     yield case("Convolution 0=3 1=1 6=18 5=1 | 6 | f18 r3")
+    yield from _with_computed_weights()
     yield case("Convolution 0=3 1=1 6=12 5=1 | h12 r3")
+
+
+def _with_computed_weights():
+    """Yields convolutions whose filters, and biases, are inputs."""
+    for sides in ("4=0", "4=1 15=2 14=0 16=1", "4=-233", "4=-234", "4=2 18=0.5"):
+        line = f"Convolution 19=1 2=1 12=2 3=2 13=1 {sides}"
+        yield case(f"{line} | 4,9,11 | 8,4,3,2")
+        yield case(f"{line} 5=1 9=2 -23310=1,0.1 | 4,9,11 | 8,4,3,2 | 8")
+        yield case(f"ConvolutionDepthWise 7=4 19=1 {sides} | 4,9,11 | 4,1,3,3")
+        yield case(f"Convolution1D 19=1 3=2 {sides.split(' 14')[0]} | 4,11 | 6,4,3")
+    for sides in ("4=0", "4=1", "4=1 15=0 14=2"):
+        line = f"3=2 13=1 {sides}"
+        yield case(f"Deconvolution 28=1 {line} | 4,5,6 | 4,3,3,2")
+        yield case(f"Deconvolution 28=1 5=1 9=1 {line} | 4,5,6 | 4,3,3,2 | 3")
+        yield case(f"DeconvolutionDepthWise 28=1 7=4 {line} | 4,5,6 | 4,1,3,3")
+        yield case(f"Deconvolution1D 28=1 3=2 {sides.split(' 14')[0]} | 4,6 | 4,3,3")
 
 
 def _windowed(rng, activation, i):

@@ -30,8 +30,7 @@ _CONV_IDS = ((1, 2, 3, 4, 15), (11, 12, 13, 14, 16), (21, 22, 23, 24, 17))
 #: Ids of a deconvolution's output padding and output size, by the number of axes.
 _OUTPUT_IDS = {1: ((18,), (20,)), 2: ((18, 19), (20, 21)), 3: ((18, 19, 20), (25, 26, 27))}
 
-_COMPUTED = "computed weights"
-_INT8 = "int8 weights, computed weights"
+_INT8 = "int8 weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +60,31 @@ class _Axis:
         return _halves(total, self.before)
 
 
-@converts("Convolution1D", params="0-6 9 10 15 18 19", inputs=(1, 3), limits=_COMPUTED)
+@converts("Convolution1D", params="0-6 9 10 15 18 19", inputs=(1, 3))
 @converts("Convolution", params="0-6 8-16 18 19", inputs=(1, 3), limits=_INT8)
 @converts("Convolution3D", params="0-6 9-18 21-24")
-@converts("ConvolutionDepthWise1D", params="0-7 9 10 15 18 19", inputs=(1, 3), limits=_COMPUTED)
+@converts("ConvolutionDepthWise1D", params="0-7 9 10 15 18 19", inputs=(1, 3))
 @converts("ConvolutionDepthWise", params="0-16 18 19", inputs=(1, 3), limits=_INT8)
 @converts("ConvolutionDepthWise3D", params="0-7 9-18 21-24")
 def _convolution(layer: NcnnLayer, x: NcnnTensor, *computed: NcnnTensor) -> NcnnTensor:
-    if computed or layer.integer(19):
-        raise layer.unsupported_error("a convolution whose weights are computed")
-    axes = window_axes(layer)
-    if len(axes) == 2 and len(x.extents) == 1 and all(a.kernel == 1 for a in axes):
+    if len(computed) != (1 + layer.integer(5) if layer.integer(19) else 0):
+        raise layer.damaged_error(f"{1 + len(computed)} inputs")
+    axes = window_axes(layer, *computed[:1])
+    if not computed and len(axes) == 2 and len(x.extents) == 1 and all(a.kernel == 1 for a in axes):
         return _dense(layer, x)
     kernel = [axis.kernel for axis in axes]
-    count, groups, channels, *sizes = _checked_shape(layer, x, kernel)
-    weights = layer.array(count, channels // groups, *kernel)
+    if computed:
+        count, width, *_ = computed[0].extents
+        groups, channels, *sizes = _checked_groups(layer, x, kernel)
+        if width * groups != channels or count % groups:
+            raise layer.damaged_error(f"weights of {list(computed[0].extents)}, {groups} groups")
+        inputs = _computed_inputs(layer, computed, count)
+    else:
+        count, groups, channels, *sizes = _checked_shape(layer, x, kernel)
+        weights = layer.array(count, channels // groups, *kernel)
+        inputs = [layer.constant(weights, "filter"), stored_bias(layer, count)]
     padding = [axis.padding(size) for axis, size in zip(axes, sizes, strict=True)]
     value = layer.number(18)
-    inputs = layer.constant(weights, "filter"), stored_bias(layer, count)
     if value and any(map(any, padding)):
         x = x.pad(padding=[(0, 0), (0, 0), *padding], border="constant", value=value)
         padding = [(0, 0) for _ in axes]
@@ -87,23 +93,28 @@ def _convolution(layer: NcnnLayer, x: NcnnTensor, *computed: NcnnTensor) -> Ncnn
     return _windowed(layer, "conv", x, inputs, axes, padding, groups)
 
 
-@converts("Deconvolution1D", params="0-6 9 10 15 18 20 28", inputs=(1, 3), limits=_COMPUTED)
+@converts("Deconvolution1D", params="0-6 9 10 15 18 20 28", inputs=(1, 3))
 @converts("Deconvolution", params="0-6 8-16 18-21 28", inputs=(1, 3), limits=_INT8)
 @converts("Deconvolution3D", params="0-6 9-18 19-27")
-@converts(
-    "DeconvolutionDepthWise1D", params="0-7 9 10 15 18 20 28", inputs=(1, 3), limits=_COMPUTED
-)
+@converts("DeconvolutionDepthWise1D", params="0-7 9 10 15 18 20 28", inputs=(1, 3))
 @converts("DeconvolutionDepthWise", params="0-16 18-21 28", inputs=(1, 3), limits=_INT8)
 @converts("DeconvolutionDepthWise3D", params="0-7 9-27")
 def _deconvolution(layer: NcnnLayer, x: NcnnTensor, *computed: NcnnTensor) -> NcnnTensor:
-    if computed or layer.integer(28):
-        raise layer.unsupported_error("a deconvolution whose weights are computed")
-    axes = window_axes(layer)
+    if len(computed) != (1 + layer.integer(5) if layer.integer(28) else 0):
+        raise layer.damaged_error(f"{1 + len(computed)} inputs")
+    axes = window_axes(layer, *computed[:1])
     kernel = [axis.kernel for axis in axes]
-    count, groups, channels, *sizes = _checked_shape(layer, x, kernel)
-    weights = layer.array(groups, count // groups, channels // groups, *kernel).swapaxes(1, 2)
-    weights = weights.reshape(channels, count // groups, *kernel)
-    inputs = layer.constant(weights, "filter"), stored_bias(layer, count)
+    if computed:
+        width, count, *_ = computed[0].extents
+        groups, channels, *sizes = _checked_groups(layer, x, kernel)
+        if width != channels:
+            raise layer.damaged_error(f"weights of {list(computed[0].extents)}, {groups} groups")
+        inputs = _computed_inputs(layer, computed, count * groups)
+    else:
+        count, groups, channels, *sizes = _checked_shape(layer, x, kernel)
+        weights = layer.array(groups, count // groups, channels // groups, *kernel).swapaxes(1, 2)
+        weights = weights.reshape(channels, count // groups, *kernel)
+        inputs = [layer.constant(weights, "filter"), stored_bias(layer, count)]
     return _windowed(layer, "deconv", x, inputs, axes, _crops(layer, axes, sizes), groups)
 
 
@@ -144,14 +155,31 @@ def _crops(layer: NcnnLayer, axes: Sequence[_Axis], sizes: Sequence[int]) -> lis
     return crops
 
 
-def window_axes(layer: NcnnLayer) -> list[_Axis]:
-    """Returns the axes, outermost first; a parameter that is missing has the width's value."""
+def _computed_inputs(
+    layer: NcnnLayer, computed: Sequence[NcnnTensor], count: int
+) -> list[NcnnTensor | float]:
+    """Returns the filter and the bias that other layers compute, for ``count`` outputs."""
+    biases = [x.reshape([-1]) for x in computed[1:]]
+    if any(bias.extents != (count,) for bias in biases):
+        raise layer.damaged_error(f"a bias of {list(computed[1].extents)} for {count} outputs")
+    return [computed[0].merge(0, 2), biases[0] if biases else 0.0]
+
+
+def window_axes(layer: NcnnLayer, *weights: NcnnTensor) -> list[_Axis]:
+    """Returns the axes, outermost first; a parameter that is missing has the width's value.
+
+    ``weights`` are those that other layers compute, whose last axes are the kernel's.
+    """
     count = 1 if layer.type.endswith("1D") else 3 if layer.type.endswith("3D") else 2
     defaults, axes = [0, 1, 1, 0], list[_Axis]()
     for ids in _CONV_IDS[:count]:
         pairs = zip(ids[:4], defaults, strict=True)
         kernel, dilation, stride, before = values = [layer.integer(*pair) for pair in pairs]
         defaults = defaults if axes else values
+        if weights:
+            if len(weights[0].extents) != 2 + count:
+                raise layer.damaged_error(f"weights of {list(weights[0].extents)}")
+            kernel = weights[0].extents[-1 - len(axes)]
         if min(kernel, dilation, stride) < 1:
             raise layer.damaged_error(f"kernel {kernel}, dilation {dilation}, stride {stride}")
         axes.append(_Axis(kernel, dilation, stride, before, layer.integer(ids[4], before)))
@@ -171,13 +199,22 @@ def _checked_shape(layer: NcnnLayer, x: NcnnTensor, kernel: Sequence[int]) -> tu
 
     Raises an error if the input or the number of weights does not fit them.
     """
+    groups, *extents = _checked_groups(layer, x, kernel)
+    count = layer.integer(0)
+    _check_weights(layer, x.extents[0], count, groups, kernel)
+    return count, groups, *extents
+
+
+def _checked_groups(layer: NcnnLayer, x: NcnnTensor, kernel: Sequence[int]) -> tuple[int, ...]:
+    """Returns the numbers of groups and input channels, and the spatial extents."""
     if len(x.extents) != 1 + len(kernel):
         shape = ",".join(map(str, x.extents))
         expected = f"the channels and {len(kernel)} more"
         raise layer.damaged_error(f"an input of [{shape}] without the batch: wanted {expected}")
-    count, groups = _outputs_and_groups(layer)
-    _check_weights(layer, x.extents[0], count, groups, kernel)
-    return count, groups, *x.extents
+    _, groups = _outputs_and_groups(layer)
+    if groups < 1:
+        raise layer.damaged_error(f"{groups} groups")
+    return groups, *x.extents
 
 
 def _check_weights(
