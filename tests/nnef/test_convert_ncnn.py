@@ -392,6 +392,7 @@ def test_a_part_that_does_not_fit_is_refused(convert_lines):
         (["ReLU q 1 1 in x", "Split s 1 3 x a b c", "BinaryOp r 2 1 a b y 0=0"], ["y"]),
         (["Split s 1 2 in a b", "Split t 1 2 b c d", "ReLU r 1 1 c y"], ["y"]),
         (["Split s 1 2 in a b"], ["a", "b"]),
+        (["Input j 0 1 unread 0=4", "ReLU r 1 1 in y"], ["y"]),
         (["pnnx.Expression e 0 1 n", "ReLU r 1 1 in y"], ["y"]),
         (["ReLU r 1 1 in y", "pnnx.Expression e 1 1 y n", "pnnx.Expression f 1 1 n m"], ["y"]),
         (["SherpaMetaData m 0 0 0=2 -23316=2,1,2", "ReLU r 1 1 in y"], ["y"]),

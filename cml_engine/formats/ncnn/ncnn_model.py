@@ -89,6 +89,8 @@ class _Conversion:
         self._engine, self._weights, self._shapes = engine, weights, shapes
         self._blobs: dict[str, str] = {}
         self._read: set[str] = set()
+        #: the blobs of inputs and of stored tensors
+        self._given: set[str] = set()
         #: the blobs of each Split
         self._copies: list[tuple[str, ...]] = []
         #: the game's own operators that the network uses, by name
@@ -105,6 +107,7 @@ class _Conversion:
             raise layer.damaged_error(f"blob '{blob}' is made twice")
         fact = Fact("scalar", tuple(self._shapes[blob]))
         self._blobs[blob] = self._builder.exact_input(blob, fact)
+        self._given.add(blob)
 
     def add_layer(self, line: LayerLine) -> None:
         """Adds the operators of one layer and binds the layer's output blobs to the results.
@@ -122,6 +125,8 @@ class _Conversion:
         inputs = (NcnnTensor(blobs[name], layer) for name in layer.inputs)
         if layer.type == "Split":
             self._copies.append(layer.outputs)
+        if layer.type == "MemoryData":
+            self._given.update(layer.outputs)
         if layer.type in LAYERS:
             result = LAYERS[layer.type].convert(layer, *inputs)
         else:
@@ -172,9 +177,14 @@ class _Conversion:
         )
 
     def graph(self, name: str) -> Graph:
-        """Returns the finished graph."""
+        """Returns the finished graph.
+
+        Unread inputs and stored tensors are outputs only if there is nothing else.
+        """
         builder, outputs = self._builder, list[str]()
-        for blob in filter(self._is_output, list(self._blobs)):
+        blobs = [blob for blob in self._blobs if self._is_output(blob)]
+        computed = [blob for blob in blobs if blob not in self._given or _is_pnnx_output(blob)]
+        for blob in computed or blobs:
             tensor = self._blobs[blob]
             if any(tensor in names for names in (builder.inputs, builder.constants, outputs)):
                 # NNEF names a tensor once among inputs and outputs
