@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -105,13 +106,32 @@ def _start(argv: Sequence[str] | None) -> int:
     if limits is not None:
         load_limits.LoadLimits.parse(limits)
     variables = {load_limits.VARIABLE: limits, "CML_ADAPTER": getattr(a, "adapter", None)}
-    with logging_to_stderr(a.verbose), _environment(variables), narrator.running():
+    with (
+        logging_to_stderr(a.verbose),
+        _environment(variables),
+        _collecting_rarely(),
+        narrator.running(),
+    ):
         if files := getattr(a, "ops", ()):
             from cml_engine.compiler.plugins import load_file
 
             for file in files:
                 load_file(file)
         return int(a.command(a) or 0)
+
+
+@contextlib.contextmanager
+def _collecting_rarely() -> Iterator[None]:
+    """Makes Python search for unreachable cycles only after 100 000 new objects.
+
+    By default it does after 700, which takes a tenth of a short command's time.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(100_000, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 @contextlib.contextmanager
