@@ -20,9 +20,10 @@ if TYPE_CHECKING:  # needs a GPU
 
     from demo_game.render.tiles import TilePool
 
-#: the largest number of tiles that are generated at a time
-IN_FLIGHT = 4
-#: number of frames of work to keep queued: with more, each tile only finishes later
+#: the tiles that are generated at a time: at least, so that one can run while the jobs of another
+#: wait for each other, and at most
+LEAST_IN_FLIGHT, IN_FLIGHT = 2, 4
+#: number of usual frames of work to keep queued: with more, each tile only finishes later
 WORK_FRAMES = 8
 #: factor by which a tile out of view counts as farther away
 OUT_OF_SIGHT = 3.0
@@ -167,9 +168,9 @@ class Streaming:
         """True if there is enough unfinished work for the coming frames."""
         if len(self.making) >= IN_FLIGHT:
             return True
-        last = self.scheduler.last_report
-        enough = WORK_FRAMES * last.aim_ms if last else math.inf
-        return bool(self.making) and sum(job.remaining_ms for job in self.jobs) > enough
+        enough_ms = WORK_FRAMES * self.scheduler.rate * self.scheduler.frame_ms
+        remaining_ms = sum(job.remaining_ms for job in self.jobs)
+        return len(self.making) >= LEAST_IN_FLIGHT and remaining_ms > enough_ms
 
     def _request(self, tile: TileId, distance: float, in_view: bool) -> None:
         spans = distance / tile.span_m

@@ -357,7 +357,7 @@ class FrameController:
         """Returns the owed work that the frame must do, late or not; 0 as long as it can wait.
 
         A frame that is late anyway does it, up to the end of the interval in which it will be
-        shown. So does any frame if the work is overdue.
+        shown. If the work is overdue, any frame does as much as gives the most work for its risk.
         """
         if self._owed_ms < self._least_ms or not self._owed_ms:
             return 0.0
@@ -365,9 +365,19 @@ class FrameController:
         is_overdue = self._owed_ms >= self._least_ms * _OVERDUE_MS / self._target_ms
         if not (is_late_anyway or is_overdue):
             return 0.0
-        while room_ms < self._least_ms:
-            room_ms += self._target_ms
-        return min(self._owed_ms, room_ms)
+        late_room_ms = room_ms + self._target_ms * (not is_late_anyway)
+        while late_room_ms < self._least_ms:
+            late_room_ms += self._target_ms
+        best_ms = min(self._owed_ms, late_room_ms)
+        if is_late_anyway or room_ms <= 0:
+            return best_ms
+        most_per_risk = best_ms / (1.0 + self._share)
+        for part in range(1, _PLANS + 1):
+            plan_ms = min(self._owed_ms, room_ms * part / _PLANS)
+            per_risk = plan_ms / (self._share_late(room_ms - plan_ms) + self._share)
+            if per_risk > most_per_risk:
+                best_ms, most_per_risk = plan_ms, per_risk
+        return best_ms
 
     @property
     def baseline_due(self) -> bool:
@@ -439,7 +449,7 @@ class FrameController:
         if is_telling and frame.expected_ms is not None and frame.room_ms:
             self._excess.add(beyond_ms - frame.expected_ms)
         if frame.predicted_ms or not self._reports_elapsed:
-            self._expect(beyond_ms)
+            self._expect(max(0.0, beyond_ms))
 
     def _expect(self, ms: float) -> None:
         self._expected.add(ms)
