@@ -189,6 +189,7 @@ def measure_frames(
     scheduler = FrameScheduler(
         gpu_of(session), frame_ms, budget_ms, cost_model=cost_model or CostModel()
     )
+    scheduler.times_all = True
     loop = _Loop(session, scheduler, inputs, reference, same)
     for _ in range(_WARM_UP_JOBS):
         loop.run_job()
