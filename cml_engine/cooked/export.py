@@ -31,8 +31,8 @@ _WEB_FILES = {
 _C_FILES = {
     "main.c": "example/host.c",
     "gpu.h": "example/gpu.h",
-    "cml.h": "include/cml.h",
-    "cml.hpp": "include/cml.hpp",
+    **{name: f"include/{name}" for name in ("cml.h", "cml.hpp", "cml_backend.h", "cml_webgpu.h")},
+    "cml_webgpu.c": "backends/webgpu.c",
 }
 _README = """A network for C and C++: {name}
 
@@ -46,12 +46,14 @@ Compile and run:
 The files of inputs and outputs (NAME.bin) hold plain numbers of 4 bytes. An input without a file is
 zeros. The last argument may be the budget of a frame in milliseconds.
 
-main.c  the host: plays the network in frames of a budget; read it first, then gpu.h
-cml.c   the player in one file, with cml.h; cml.hpp is its C++17 wrapper
-net.cml the network: plans for several kinds of devices, weights and kernels
+main.c       the host: plays the network in frames of a budget; read it first, then gpu.h
+cml.c        the player in one file, with cml.h; cml.hpp is its C++17 wrapper
+cml_webgpu.c its functions of a WebGPU device, with cml_webgpu.h
+net.cml      the network: plans for several kinds of devices, weights and kernels
 
-The player needs an implementation of webgpu.h. The Python package `wgpu` {version} has wgpu-native:
-webgpu.h, wgpu.h and the library. https://github.com/gfx-rs/wgpu-native/releases has it for other
+cml_webgpu.c needs an implementation of webgpu.h; an engine on another API fills the table of
+cml_backend.h itself. The Python package `wgpu` {version} has wgpu-native: webgpu.h, wgpu.h
+and the library. https://github.com/gfx-rs/wgpu-native/releases has it for other
 platforms, and with import libraries for Windows. To use Dawn instead, define CML_DAWN.
 
 In an engine of your own: compile cml.c with it, without contraction of floating-point operations
@@ -136,9 +138,12 @@ def _is_enlarged(graph: Graph, input_name: str, output_name: str) -> bool:
 
 
 def amalgamated(player: Path) -> str:
-    """Returns the C player's sources as the text of one C file, which needs ``cml.h`` beside it."""
+    """Returns the C player's sources as the text of one C file, which needs its public headers.
+
+    The backends are files of their own.
+    """
     sources = player / "src"
-    own_include = re.compile(r'^#include "(?!cml\.h")(\w+\.h)"\n', re.MULTILINE)
+    own_include = re.compile(r'^#include "(?!cml)(\w+\.h)"\n', re.MULTILINE)
 
     def header(name: str) -> str:
         text = (sources / name).read_text("utf-8")
@@ -155,7 +160,7 @@ def compile_command() -> str:
     folder = _wgpu_folder()
     library = next((p.name for p in sorted(folder.glob("*wgpu_native*"))), "libwgpu_native.so")
     return (
-        f'WGPU="{folder}"; cc -O2 -ffp-contract=off -I. -isystem "$WGPU" main.c cml.c '
+        f'WGPU="{folder}"; cc -O2 -ffp-contract=off -I. -isystem "$WGPU" main.c cml.c cml_webgpu.c '
         f'"$WGPU/{library}" -Wl,-rpath,"$WGPU" -lm -o host'
     )
 

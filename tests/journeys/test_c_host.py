@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 pytestmark = pytest.mark.gpu
+ROOT = Path(__file__).resolve().parents[2]
 MODEL = Path(__file__).with_name("hosts") / "twice.nnef"
 IMAGE = np.arange(3 * 16 * 16, dtype=np.float32).reshape(1, 3, 16, 16) / 768
 OUTSIDE = """
@@ -141,6 +143,21 @@ def test_a_project_builds_the_player_as_a_part_of_it(
     game = outside(f'add_subdirectory("{player}" cml)')
     made = cmake(game, f"-DCML_WGPU_DIR={wgpu}", "-DBUILD_SHARED_LIBS=ON")
     assert_allclose(play(made / "game", cooked, game), expected, rtol=1e-5)
+
+
+def test_an_engine_with_another_api_needs_no_webgpu(player, cmake, cooked, tmp_path):
+    """A game builds the player without webgpu.h and plays a network on a table of its own.
+
+    Its table is that of the null backend, which checks the player's calls.
+    """
+    folder = tmp_path / "game"
+    folder.mkdir()
+    shutil.copyfile(ROOT / "tests/players/null_rules.c", folder / "host.c")
+    text = OUTSIDE.format(player=f'add_subdirectory("{player}" cml)')
+    (folder / "CMakeLists.txt").write_text(text)
+    made = cmake(folder, "-DCML_WEBGPU=OFF")
+    told = json.loads(run(made / "game", cooked, "0.5", cwd=folder))
+    assert told["dispatches"] > 0
 
 
 def test_an_exported_host_compiles_with_one_line(compiler_environment, expected, tmp_path):

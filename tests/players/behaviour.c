@@ -261,7 +261,9 @@ static void note(void *unused, cml_log_level level, const char *message) {
 /* A device with too few features gets another profile, and the log says why. */
 static void requirements(void) {
     cml_requirements needs;
-    cml_options options = {.adapter = g.adapter, .log = note};
+    cml_backend backend;
+    cml_webgpu webgpu = {.adapter = g.adapter};
+    cml_options options = {.backend = &backend, .log = note};
     cml_scheduler *other;
     gpu small = g;
     cml_net_info info;
@@ -277,14 +279,16 @@ static void requirements(void) {
     WANT(cml_get_net_info(net, &info) == CML_OK && info.profile.length == 8);
 
     WANT(gpu_create(&small, NULL));
-    options.device = small.device;
+    WANT(cml_webgpu_fill(&webgpu, &backend, &error) == CML_ERROR_INPUT);
+    webgpu.device = small.device;
+    WANT(cml_webgpu_fill(&webgpu, &backend, &error) == CML_OK);
     WANT(cml_create(&options, &other, &error) == CML_OK);
     WANT(strstr(logged[CML_LOG_WARNING], "timestamp-query") != NULL);
     cml_net *portable;
     WANT(cml_load(other, bytes, size, CML_TRUSTED, &portable, &error) == CML_OK);
     WANT(strcmp(logged[CML_LOG_INFO], "the network has the profile 'portable'") == 0);
     WANT(strstr(logged[CML_LOG_WARNING], "'software' needs ") != NULL);
-    WANT(strstr(logged[CML_LOG_WARNING], "cml_required_features()") != NULL);
+    WANT(strstr(logged[CML_LOG_WARNING], "could run a better profile") != NULL);
     WANT(cml_submit(other, portable, &plain, 1, NULL, &job, &error) == CML_OK);
     cml_device_lost(other);
     WANT(strstr(logged[CML_LOG_ERROR], "failed: the device was lost") != NULL);
@@ -320,14 +324,15 @@ int main(int argc, char **argv) {
                  {"lost", lost}};
     size_t i;
     bytes = argc == 3 ? read_whole(argv[2], &size) : NULL;
+    cml_backend backend;
     cml_options options;
     if (bytes == NULL || !gpu_open(&g, bytes, size)) return 3;
     memset(&options, 0, sizeof options);
-    options.device = g.device;
-    options.adapter = g.adapter;
+    options.backend = &backend;
     options.now_ms = now;
     for (i = 0; i < sizeof cases / sizeof *cases; i++)
         if (strcmp(cases[i].name, argv[1]) == 0) {
+            WANT(gpu_fill(&g, &backend, &error) == CML_OK);
             WANT(cml_create(&options, &s, &error) == CML_OK);
             WANT(cml_load(s, bytes, size, CML_TRUSTED, &net, &error) == CML_OK);
             cases[i].run();

@@ -24,8 +24,6 @@ HERE = Path(__file__).parent
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror")
 STRICT = ("-std=c99", *WARNINGS, "-ffp-contract=off", "-g")
 INCLUDES = tuple(f"-I{PLAYER / name}" for name in ("include", "src", "example"))
-#: sources that need a device; the others decide and read files without one
-DEVICE_SOURCES = ("device.c", "network.c", "scheduler.c", "submit.c")
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 _BUILDS = ROOT / ".pytest_cache" / "players"
 #: seconds without use after which builds are deleted
@@ -52,9 +50,9 @@ def wgpu_folder() -> Path:
 
 
 def sources(device: bool) -> list[Path]:
-    """Returns the C files of the player, sorted; without ``device`` only those that need no GPU."""
-    found = sorted((PLAYER / "src").glob("*.c"))
-    return [file for file in found if device or file.name not in DEVICE_SOURCES]
+    """Returns the C files of the player, sorted; with ``device`` the WebGPU backend too."""
+    backends = ["null.c", *(["webgpu.c"] if device else [])]
+    return [*sorted((PLAYER / "src").glob("*.c")), *(PLAYER / "backends" / n for n in backends)]
 
 
 def wgpu_library() -> Path:
@@ -122,8 +120,8 @@ def player_library(flags: tuple[str, ...], device: bool) -> Path:
 
 
 def _flags(flags: tuple[str, ...], device: bool) -> tuple[str, ...]:
-    where = f"-isystem{wgpu_folder()}" if device else "-DCML_CORE_ONLY"
-    return (*STRICT, *flags, *INCLUDES, where)
+    where = (f"-isystem{wgpu_folder()}",) if device else ()
+    return (*STRICT, *flags, *INCLUDES, *where)
 
 
 def build(source: str, *flags: str, device: bool = False) -> Path:

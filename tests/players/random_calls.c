@@ -1,10 +1,11 @@
 /* Calls the player in any order, with handles old and new, while memory runs
  * short now and then:
  *
- *     random_calls CALLS SEED COUNTER.cml
+ *     random_calls CALLS SEED COUNTER.cml [null]      null: without a device
  *
  * Sanitizers say what is wrong; this says whether memory is given back, and
  * whether a scheduler is full of jobs that nobody can name. */
+#include "cml_null.h"
 #include "gpu.h"
 
 #define WANT(what)                                                                                 \
@@ -22,8 +23,10 @@ static cml_scheduler *scheduler;
 static cml_net *nets[NETS], *stale; /* stale: unloaded last */
 static cml_job jobs[JOBS];          /* the last handles, by their number */
 static uint64_t job_count, submitted, done;
-static WGPUBuffer buffer;
-static WGPUCommandEncoder encoder; /* of the open frame */
+static void *buffer;
+static void *encoder; /* of the open frame */
+static cml_backend backend;
+static int is_null; /* on the null backend */
 static const void *bytes;
 static size_t size;
 static long call, blocks;
@@ -53,19 +56,64 @@ static void give_back(void *user, void *block, size_t unused) {
     free(block);
 }
 
+static void on_broken_rule(void *unused, const char *rule) {
+    (void)unused;
+    fprintf(stderr, "call %ld: a rule is broken: %s\n", call, rule);
+    exit(1);
+}
+
+static cml_status fill(cml_error *error) {
+    cml_allocator allocator = {take, give_back, NULL};
+    cml_webgpu webgpu = {.device = g.device, .adapter = g.adapter, .allocator = allocator};
+    cml_null_options null = {
+        .allocator = allocator, .on_broken_rule = on_broken_rule, .answer_after = 3};
+    if (!is_null) return cml_webgpu_fill(&webgpu, &backend, error);
+    return cml_null_fill(&null, &backend, error);
+}
+
+static void *begin_commands(void) {
+    void *begun = NULL;
+    while (is_null && begun == NULL) begun = cml_null_begin(&backend);
+    return is_null ? begun : wgpuDeviceCreateCommandEncoder(g.device, NULL);
+}
+
+static void end_commands(int is_submitted) {
+    if (is_null) {
+        if (is_submitted)
+            cml_null_submit(&backend, encoder);
+        else
+            cml_null_discard(&backend, encoder);
+        return;
+    }
+    WGPUCommandBuffer commands = wgpuCommandEncoderFinish(encoder, NULL);
+    if (is_submitted) wgpuQueueSubmit(g.queue, 1, &commands);
+    wgpuCommandBufferRelease(commands);
+    if (is_submitted && below(2)) gpu_wait(&g);
+}
+
+static void drop_commands(void) {
+    if (!is_null) wgpuCommandEncoderRelease(encoder);
+    encoder = NULL;
+}
+
 static void create(void) {
     cml_options options;
     cml_error error;
     memset(&options, 0, sizeof options);
-    options.device = g.device;
-    options.adapter = g.adapter;
+    options.backend = &backend;
     options.max_jobs = MOST_JOBS;
-    options.allocator.allocate = take;
-    options.allocator.release = give_back;
+    options.allocator = (cml_allocator){take, give_back, NULL};
     do {
+        scheduler = NULL;
+        if (fill(&error) != CML_OK) {
+            WANT(error.status == CML_ERROR_MEMORY);
+            continue;
+        }
         WANT(cml_create(&options, &scheduler, &error) == CML_OK ||
              error.status == CML_ERROR_MEMORY);
     } while (scheduler == NULL);
+    if (is_null) buffer = NULL;
+    while (is_null && buffer == NULL) buffer = cml_null_create_buffer(&backend, 16);
 }
 
 static cml_job some_job(void) {
@@ -178,7 +226,7 @@ static void encode(void) {
         WANT(cml_encode(scheduler, encoder, 4.0)->reason == CML_REASON_FRAME_NOT_ENDED);
         return;
     }
-    encoder = wgpuDeviceCreateCommandEncoder(g.device, NULL);
+    encoder = begin_commands();
     report = cml_encode(scheduler, encoder, below(3) ? 1000.0 : 0.01);
     slices = cml_get_slices(scheduler);
     for (uint32_t i = 0; i < report->slices; i++)
@@ -187,42 +235,39 @@ static void encode(void) {
 
 static void end(void) { /* the frame is submitted, forgotten or abandoned */
     uint32_t how = below(8);
-    WGPUCommandBuffer commands;
     if (encoder == NULL) {
         WANT(cml_end_frame(scheduler) == 0);
         return;
     }
     if (how == 0) {
         cml_abandon_frame(scheduler);
+        if (is_null) end_commands(0);
     } else {
-        commands = wgpuCommandEncoderFinish(encoder, NULL);
-        if (how > 1) wgpuQueueSubmit(g.queue, 1, &commands);
-        wgpuCommandBufferRelease(commands);
-        if (below(2)) gpu_wait(&g);
+        end_commands(how > 1);
         cml_end_frame(scheduler);
     }
-    wgpuCommandEncoderRelease(encoder);
-    encoder = NULL;
+    drop_commands();
 }
 
 static void destroy(void) {
     while (some_net(1) != NULL) unload();
-    if (encoder != NULL && below(2)) end();
+    if (encoder != NULL && (is_null || below(2))) end();
+    if (is_null) cml_null_release_buffer(&backend, buffer);
     cml_destroy(scheduler);
     stale = NULL;
-    if (encoder != NULL) wgpuCommandEncoderRelease(encoder);
-    encoder = NULL;
+    if (encoder != NULL) drop_commands();
     WANT(blocks == 0);
 }
 
 int main(int argc, char **argv) {
     WGPUBufferDescriptor wanted = {.size = 16,
                                    .usage = WGPUBufferUsage_CopySrc | WGPUBufferUsage_CopyDst};
-    long calls = argc == 4 ? atol(argv[1]) : 0;
-    bytes = argc == 4 ? read_whole(argv[3], &size) : NULL;
-    if (bytes == NULL || !gpu_open(&g, bytes, size)) return 3;
+    is_null = argc == 5;
+    long calls = argc >= 4 ? atol(argv[1]) : 0;
+    bytes = argc >= 4 ? read_whole(argv[3], &size) : NULL;
+    if (bytes == NULL || (!is_null && !gpu_open(&g, bytes, size))) return 3;
     state = (uint32_t)atol(argv[2]) * 2654435761u + 1;
-    buffer = wgpuDeviceCreateBuffer(g.device, &wanted);
+    if (!is_null) buffer = wgpuDeviceCreateBuffer(g.device, &wanted);
     create();
     memory_is_short = 1;
     for (call = 0; call < calls; call++) {
@@ -246,7 +291,7 @@ int main(int argc, char **argv) {
             end();
     }
     destroy();
-    wgpuBufferRelease(buffer);
+    if (!is_null) wgpuBufferRelease(buffer);
     gpu_close(&g);
     free((void *)bytes);
     printf("%ld calls, %llu jobs, %llu outputs read\n", calls, (unsigned long long)submitted,

@@ -26,6 +26,8 @@ from tests.players.building import (
 )
 
 HEADER = (PLAYER / "include" / "cml.h").read_text()
+HEADERS = sorted((PLAYER / "include").glob("*.h"))
+BACKEND = PLAYER / "backends" / "webgpu.c"
 
 
 @pytest.mark.skipif(
@@ -50,7 +52,8 @@ def test_the_header_has_the_version_of_the_package():
 
 
 def test_every_function_of_the_header_is_exported_and_defined():
-    declared = re.findall(r"^(.*?)\b(cml_\w+)\([^;]*\);", HEADER, re.MULTILINE)
+    text = "".join(file.read_text() for file in HEADERS)
+    declared = re.findall(r"^(\w.*?)\b(cml_\w+)\([^;]*\);", text, re.MULTILINE)
     functions = [(before, name) for before, name in declared if "typedef" not in before]
     assert len(functions) > 25
     assert all("CML_API" in before for before, _ in functions), functions
@@ -69,10 +72,27 @@ def test_player_exports_only_cml_symbols():
 
 
 def test_the_sources_are_one_file_too(tmp_path):
-    """The single C file that ``cml export --to c`` writes compiles with strict warnings."""
+    """The single C file that ``cml export --to c`` writes compiles with strict warnings and
+    without any header of a GPU."""
     (tmp_path / "cml.c").write_text(amalgamated(PLAYER))
-    where = (f"-I{PLAYER / 'include'}", f"-isystem{wgpu_folder()}")
-    run_compiler(need_gcc(), *STRICT, *where, "-fsyntax-only", tmp_path / "cml.c")
+    where = f"-I{PLAYER / 'include'}"
+    run_compiler(need_gcc(), *STRICT, where, "-fsyntax-only", tmp_path / "cml.c")
+
+
+def test_only_the_backend_knows_webgpu():
+    known = {file.name for file in (PLAYER / "src").iterdir() if "wgpu" in file.read_text().lower()}
+    assert not known
+    assert '#include "internal.h"' not in BACKEND.read_text()
+
+
+def test_a_backend_fills_the_whole_table():
+    """Both backends fill every function of the table, except those that may be NULL."""
+    table = (PLAYER / "include" / "cml_backend.h").read_text().split("struct cml_backend {")[1]
+    names = re.findall(r"\(\*(\w+)\)", table.split("};")[0])
+    assert 20 <= len(names) <= 26
+    for file, missing in (("null.c", set()), ("webgpu.c", {"barrier"})):
+        text = (PLAYER / "backends" / file).read_text()
+        assert {name for name in names if f".{name} =" not in text} == missing, file
 
 
 def test_dawn_build_needs_only_webgpu_h(tmp_path):
@@ -92,7 +112,8 @@ def test_clang_compiles_the_player_for_every_system(target, tmp_path):
     (tmp_path / "cml.c").write_text(amalgamated(PLAYER))
     where = (*INCLUDES, f"-isystem{wgpu_folder()}", "-c", "-o", tmp_path / "made.o")
     zig = (sys.executable, "-m", "ziglang")
-    run_compiler(*zig, "cc", "-target", target, *STRICT, *where, tmp_path / "cml.c")
+    for file in (tmp_path / "cml.c", BACKEND, PLAYER / "backends" / "null.c"):
+        run_compiler(*zig, "cc", "-target", target, *STRICT, *where, file)
     run_compiler(*zig, "cc", "-target", target, *STRICT, *where, PLAYER / "example/host.c")
     wrapper = PLAYER.parents[1] / "tests/players/wrapper.cpp"
     run_compiler(*zig, "c++", "-target", target, "-std=c++17", *WARNINGS, *where, wrapper)

@@ -46,12 +46,15 @@ int main(int argc, char **argv) {
     void *bytes = argc == 2 ? read_whole(argv[1], &size) : nullptr;
     cml_requirements needs{};
     if (bytes == nullptr || !gpu_find(&g)) return 3;
-    cml::require(needs, g.adapter, bytes, size, CML_TRUSTED);
+    cml_error unfit;
+    WANT(cml_required_features(g.adapter, bytes, size, CML_TRUSTED, &needs, &unfit) == CML_OK);
     if (!gpu_create(&g, &needs)) return 3;
     cml_options options{};
     WANT(status_of([&] { cml::Scheduler nothing(options); }) == CML_ERROR_INPUT);
-    options.device = g.device;
-    options.adapter = g.adapter;
+    cml_error error;
+    cml_backend backend;
+    WANT(gpu_fill(&g, &backend, &error) == CML_OK);
+    options.backend = &backend;
     {
         cml::Scheduler scheduler(options);
         WANT(status_of([&] { scheduler.load(bytes, size - 1); }) == CML_ERROR_CORRUPT);

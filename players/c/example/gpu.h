@@ -3,7 +3,7 @@
 #ifndef CML_EXAMPLE_GPU_H
 #define CML_EXAMPLE_GPU_H
 
-#include "cml.h"
+#include "cml_webgpu.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -122,20 +122,30 @@ static inline void print_log(void *unused, cml_log_level level, const char *mess
     fprintf(stderr, "%s%s\n", level == CML_LOG_INFO ? "" : "warning: ", message);
 }
 
+/* Fills in the table of functions by which the player uses the device. */
+static inline cml_status gpu_fill(const gpu *g, cml_backend *backend, cml_error *error) {
+    cml_webgpu webgpu;
+    memset(&webgpu, 0, sizeof webgpu);
+    webgpu.device = g->device;
+    webgpu.adapter = g->adapter;
+    webgpu.queue = g->queue;
+    webgpu.instance = g->instance;
+    return cml_webgpu_fill(&webgpu, backend, error);
+}
+
 /* Loads and builds a network, as behind a loading screen; `bytes` are not needed any more then.
  * Returns 0 if that fails. */
 static inline int gpu_load(gpu *g, const void *bytes, size_t size, cml_scheduler **scheduler,
                            cml_net **net) {
+    cml_backend backend;
     cml_options options;
     cml_error error;
     cml_status status;
     memset(&options, 0, sizeof options);
-    options.device = g->device;
-    options.adapter = g->adapter;
-    options.queue = g->queue;
-    options.instance = g->instance;
+    options.backend = &backend;
     options.log = print_log;
-    status = cml_create(&options, scheduler, &error);
+    status = gpu_fill(g, &backend, &error);
+    if (status == CML_OK) status = cml_create(&options, scheduler, &error);
     if (status == CML_OK) status = cml_load(*scheduler, bytes, size, CML_TRUSTED, net, &error);
     if (status == CML_OK)
         while ((status = cml_build(*net, 10.0, &error)) == CML_PENDING) {}

@@ -1,5 +1,6 @@
 /* Plays cooked networks (docs/cooked.md) inside the frames of a renderer, within a budget of GPU
- * milliseconds, on the renderer's own WebGPU device. C99, no dependency but webgpu.h.
+ * milliseconds, on the renderer's own device. C99 without dependencies: a backend, cml_webgpu.h or
+ * one of your own (cml_backend.h), has the functions of the device.
  * docs/ship_it.md has the lines that do it, and threads, device lost, memory, Dawn.
  *
  * Functions that can fail return a cml_status, and describe the problem in a cml_error, which may
@@ -11,15 +12,6 @@
 
 #include <stddef.h>
 #include <stdint.h>
-
-#ifndef CML_CORE_ONLY /* without a device: cml_check, and the scheduler's decisions */
-#ifdef CML_DAWN
-#include <webgpu/webgpu.h>
-#else
-#include "webgpu.h"
-#include "wgpu.h"
-#endif
-#endif
 
 #define CML_VERSION_MAJOR 0
 #define CML_VERSION_MINOR 1
@@ -156,31 +148,14 @@ typedef struct cml_counts { /* objects created so far; constant in steady state 
     uint64_t host_blocks, buffers, bind_groups, pipelines;
 } cml_counts;
 
-#ifndef CML_CORE_ONLY
 enum { CML_TRUSTED = 1 }; /* flag of a file of your own: no run-time checks, 2 to 3 times as fast */
 
-/* The features and limits to request when the device is created. Begin with zeros. */
-typedef struct cml_requirements {
-    WGPUFeatureName features[8];
-    size_t feature_count;
-    WGPULimits limits; /* for WGPUDeviceDescriptor.requiredLimits */
-    char profile[64];  /* the best profile of the last file */
-} cml_requirements;
-
-/* Adds to `needs` what a device of this adapter must have for the best profile of a cooked file
- * that the adapter can run. Call it with the same `needs` for every file, then create the device.
- * The features include timestamp-query if the adapter has it. `flags` as for cml_load.
- * Errors: STALE: the adapter fits no profile; CORRUPT; LIMIT: of an untrusted file; MEMORY. */
-CML_API cml_status cml_required_features(WGPUAdapter adapter, const void *bytes, size_t size,
-                                         uint32_t flags, cml_requirements *needs, cml_error *error);
+typedef struct cml_backend cml_backend; /* cml_backend.h */
 
 typedef enum cml_log_level { CML_LOG_INFO, CML_LOG_WARNING, CML_LOG_ERROR } cml_log_level;
 
-typedef struct cml_options { /* 0 and NULL choose the default */
-    WGPUDevice device;       /* required */
-    WGPUAdapter adapter; /* of the device; gives first guesses of its speed, and better messages */
-    WGPUQueue queue;     /* the device's own */
-    WGPUInstance instance; /* required with Dawn: cml_end_frame processes its events */
+typedef struct cml_options {    /* 0 and NULL choose the default */
+    const cml_backend *backend; /* required; copied */
     cml_allocator allocator;
     double (*now_ms)(void *user); /* a steady clock */
     void *now_user;
@@ -198,13 +173,13 @@ typedef struct cml_options { /* 0 and NULL choose the default */
     uint32_t granule; /* workgroups that run at once; 1, or the processors of a software driver */
 } cml_options;
 
-/* Creates a scheduler; the device, adapter and queue must outlive it.
- * Errors: INPUT: options.device is NULL; MEMORY. *scheduler is NULL then. */
+/* Creates a scheduler, which destroys the backend in the end, also if this fails.
+ * Errors: INPUT: options.backend is NULL; MEMORY. *scheduler is NULL then. */
 CML_API cml_status cml_create(const cml_options *options, cml_scheduler **scheduler,
                               cml_error *error);
 
-/* Unloads networks that ever had a job; unload others before, or their memory is lost. Blocks until
- * the device holds no pointer into the scheduler. NULL is ignored. */
+/* Unloads networks that ever had a job; unload others before, or their memory is lost. Then
+ * destroys the backend. NULL is ignored. */
 CML_API void cml_destroy(cml_scheduler *scheduler);
 
 /* Reads a network of a cooked file and chooses the first profile that fits the device. `bytes` must
@@ -241,7 +216,7 @@ typedef struct cml_net_info {
 CML_API cml_status cml_get_net_info(const cml_net *net, cml_net_info *info);
 
 typedef struct cml_tensor { /* a range of a buffer, to bind or to copy from */
-    WGPUBuffer buffer;
+    void *buffer;           /* of the backend's type: a WGPUBuffer */
     uint64_t offset, bytes;
     cml_shape shape;
 } cml_tensor;
@@ -250,7 +225,7 @@ typedef struct cml_input { /* one of: data of the host, a range of a buffer, ano
     const char *name;
     const void *data; /* plain, 4 bytes an element; copied by cml_submit */
     size_t bytes;
-    WGPUBuffer buffer; /* in the network's layout; copied when the job starts */
+    void *buffer; /* a WGPUBuffer, in the network's layout; copied when the job starts */
     uint64_t offset;
     cml_job job; /* the job waits for this one's output */
     const char *output;
@@ -303,11 +278,11 @@ CML_API cml_status cml_get_tensor(cml_scheduler *scheduler, cml_job job, const c
 CML_API cml_status cml_read(cml_scheduler *scheduler, cml_job job, const char *output, void *data,
                             size_t bytes, cml_error *error);
 
-/* Appends this frame's slices to the host's encoder; never waits. A budget that is no number of 0
+/* Appends this frame's slices to the host's commands, a WGPUCommandEncoder with cml_webgpu.h; never
+ * waits. A budget that is no number of 0
  * or more is taken as the one before. The report is valid until the next call, and its reason says
  * why nothing, or no more, was encoded. Never NULL. */
-CML_API const cml_report *cml_encode(cml_scheduler *scheduler, WGPUCommandEncoder encoder,
-                                     double budget_ms);
+CML_API const cml_report *cml_encode(cml_scheduler *scheduler, void *commands, double budget_ms);
 /* The slices of that report. */
 CML_API const cml_slice *cml_get_slices(const cml_scheduler *scheduler);
 
@@ -317,7 +292,7 @@ CML_API uint32_t cml_end_frame(cml_scheduler *scheduler);
 /* The report of one of those frames, until the next cml_end_frame; NULL beyond their number. */
 CML_API const cml_report *cml_get_measured(const cml_scheduler *scheduler, uint32_t index);
 
-/* Call it instead of the submit and cml_end_frame if the encoder is thrown away: jobs go on from
+/* Call it instead of the submit and cml_end_frame if the commands are thrown away: jobs go on from
  * where they were before the frame. Ignored where no frame is open. */
 CML_API void cml_abandon_frame(cml_scheduler *scheduler);
 
@@ -326,7 +301,6 @@ CML_API void cml_abandon_frame(cml_scheduler *scheduler);
 CML_API void cml_device_lost(cml_scheduler *scheduler);
 
 CML_API cml_counts cml_get_counts(const cml_scheduler *scheduler);
-#endif /* CML_CORE_ONLY */
 
 #ifdef __cplusplus
 }

@@ -179,8 +179,8 @@ cml_input input(const char *name, const std::vector<Number> &data) noexcept {
     return input(name, data.data(), data.size() * sizeof(Number));
 }
 
-/// An input in a buffer of the device, which is copied when the job starts.
-inline cml_input input(const char *name, WGPUBuffer buffer, uint64_t offset) noexcept {
+/// An input in a buffer of the device, as a WGPUBuffer, which is copied when the job starts.
+inline cml_input buffer_input(const char *name, void *buffer, uint64_t offset) noexcept {
     cml_input result{};
     result.name = name;
     result.buffer = buffer;
@@ -227,8 +227,8 @@ class Scheduler {
         return Job(get(), job);
     }
 
-    const cml_report &encode(WGPUCommandEncoder encoder, double budget_ms) noexcept {
-        return *cml_encode(get(), encoder, budget_ms);
+    const cml_report &encode(void *commands, double budget_ms) noexcept {
+        return *cml_encode(get(), commands, budget_ms);
     }
     uint32_t end_frame() noexcept { return cml_end_frame(get()); }
     const cml_report *measured(uint32_t index) const noexcept {
@@ -241,13 +241,6 @@ class Scheduler {
   private:
     std::unique_ptr<cml_scheduler, detail::Destroy> scheduler_;
 };
-
-/// What a device must have for the best profile of a cooked file; adds to `needs`.
-inline void require(cml_requirements &needs, WGPUAdapter adapter, const void *bytes,
-                    std::size_t size, uint32_t flags = 0) {
-    cml_error error{};
-    detail::check(cml_required_features(adapter, bytes, size, flags, &needs, &error), error);
-}
 
 } // namespace cml
 #endif

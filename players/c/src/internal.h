@@ -10,7 +10,7 @@
 #define _DARWIN_C_SOURCE /* has _SC_NPROCESSORS_ONLN */
 #endif
 
-#include "cml.h"
+#include "cml_backend.h"
 #include "format.h"
 #include "planning.h"
 
@@ -87,7 +87,7 @@ typedef struct file {
     cml_limits totals, limits;            /* what the header states, and what the host allows */
     uint64_t most_bytes;                  /* of the buffers of the largest plan opened so far */
     uint32_t most_steps;
-    int only_wgsl; /* SPIR-V is not used: wgpu-native aborts the process on invalid SPIR-V */
+    int only_wgsl; /* SPIR-V is not used: it cannot be checked */
     int trusted;
     heap *memory;
     cml_error *error;
@@ -221,45 +221,39 @@ enum {
 typedef struct job job;
 typedef struct network network;
 
-#ifndef CML_CORE_ONLY
 enum {
     TIMED = 12,       /* passes of a frame with a timestamp */
     RING = 8,         /* frames whose readback may be under way */
     SLOT_BYTES = 256, /* of a frame's timestamps and receipt */
-    MAX_RESULTS = 8   /* jobs of one network whose outputs are kept */
+    MAX_RESULTS = 8,  /* jobs of one network whose outputs are kept */
+    MAX_USES = 96     /* ranges that commands used since the last barrier */
 };
-
-typedef struct device_facts { /* what decides which plans fit, of a device or of an adapter */
-    WGPULimits limits;
-    char name[256];
-    int is_software, has_half, has_timestamps;
-    uint32_t lanes; /* of a subgroup; 0: no subgroups */
-} device_facts;
 
 typedef enum readback_state {
     READBACK_FREE,
-    READBACK_COPIED,  /* a frame copies into it */
-    READBACK_PENDING, /* its map was requested */
-    READBACK_MAPPED,
-    READBACK_LOST,
-    READBACK_DROPPED /* not needed any more, but the map's callback is still to come */
+    READBACK_COPIED,   /* a frame copies into it */
+    READBACK_REQUESTED /* it is being mapped, or is mapped */
 } readback_state;
 
-typedef struct readback {    /* a buffer on its way to the host: a job's outputs, or timestamps */
-    WGPUBuffer buffer, from; /* `from` holds the outputs of the job that is using this */
-    uint64_t frame;          /* the frame that copies */
+typedef struct readback {      /* a buffer on its way to the host: outputs, or timestamps */
+    cml_buffer *buffer, *from; /* `from` holds the outputs of the job that is using this */
+    uint64_t frame;            /* the frame that copies */
     readback_state state;
     int used;
     uint32_t passes; /* of the frame, if it holds timestamps */
 } readback;
 
+typedef struct buffer_use { /* a range that a command of this frame reads or writes */
+    cml_range range;
+    int is_write;
+} buffer_use;
+
 typedef struct job_source { /* of a job's input */
     int is_set;
-    WGPUBuffer buffer; /* NULL: the job's `data`, or the output of `producer` */
-    uint64_t at;       /* the offset in the buffer, or among the producer's outputs */
+    cml_buffer *buffer; /* NULL: the job's `data`, or the output of `producer` */
+    uint64_t at;        /* the offset in the buffer, or among the producer's outputs */
     job *producer;
 } job_source;
-#endif
 
 struct network {
     heap memory;
@@ -273,26 +267,21 @@ struct network {
     int is_unloaded; /* it is freed when the frame that may use it ends */
     file f;          /* its bytes are not needed any more once the network is built */
     network *next;
-#ifndef CML_CORE_ONLY
     cml_scheduler *scheduler;
     cml_net *handle;
     plan p;
     uint32_t constants_there; /* constants that have been uploaded */
     uint64_t uploaded;        /* bytes of the next one */
     uint8_t *staging;
-    WGPUBuffer spaces[SPACES], uniforms; /* uniforms: the parameters of all steps */
-    uint32_t bound;                      /* steps that have a bind group */
-    WGPUComputePipeline *pipelines;      /* by kernel */
-    WGPUBindGroupLayout *layouts;        /* by kernel */
-    WGPUBindGroup *groups;               /* by step */
-    int scopes; /* error scopes that are not answered yet; Dawn answers later */
-    cml_status refused;
-    char refusal[240];
+    cml_buffer *spaces[SPACES], *uniforms; /* uniforms: the parameters of all steps */
+    uint32_t bound;                        /* steps that have their bindings */
+    cml_pipeline **pipelines;              /* by kernel */
+    cml_bindings **bindings;               /* by step */
+    cml_scope *scope;
     int trusted;
     uint32_t slot_mask; /* frames of the ring that changed its variables */
     int state_lost;     /* one of those frames never ran */
     readback results[MAX_RESULTS];
-#endif
 };
 
 typedef struct job_progress {
@@ -313,14 +302,12 @@ struct job {
     uint32_t producer_count, consumers;
     int urgent; /* valid within a frame, for candidates */
     double remaining, laxity;
-#ifndef CML_CORE_ONLY
     uint8_t *data; /* inputs that came from the host; stays with the place in the pool */
     uint64_t room; /* bytes of `data` */
     job_source sources[COOKED_MOST_INPUTS];
     uint32_t source_count;
     readback *result;
     uint32_t slot_mask; /* frames of the ring that worked on it */
-#endif
 };
 
 typedef struct work { /* a frame's slices, until their timings have been learned from */
@@ -359,24 +346,24 @@ struct cml_scheduler {
     void (*prepare)(cml_scheduler *s, network *net, double ms);
     int (*start)(cml_scheduler *s, job *j); /* returns 0 if the job has to wait, or has ended */
     int (*finish)(cml_scheduler *s, job *j);
-#ifndef CML_CORE_ONLY
     cml_options options;
+    cml_backend backend;
+    cml_device_info info;
     cml_net *unloaded; /* handles of networks that are gone */
-    WGPUQueue queue;
-    device_facts facts;
     int lost;
     double last_ms, budget_ms;
-    uint32_t timestamps; /* per pass: 1 or 2 */
-    uint32_t stride;     /* bytes from slice to slice in `ranges` */
-    WGPUQuerySet queries;
-    WGPUBuffer resolved; /* timestamps and receipts */
-    WGPUBuffer ranges;   /* the workgroups of each slice */
+    uint32_t stride; /* bytes from slice to slice in `ranges` */
+    cml_scope *scope;
+    cml_buffer *resolved; /* timestamps and receipts */
+    cml_buffer *ranges;   /* the workgroups of each slice */
     uint8_t *range_words;
     readback ring[RING];
     cml_slice *reported;
     cml_report refusal; /* of a call that encodes nothing */
-    WGPUCommandEncoder encoder;
-#endif
+    void *commands;     /* of the host, for this frame */
+    buffer_use uses[MAX_USES];
+    uint32_t use_count;
+    int is_ordered; /* a barrier separates this frame from earlier ones */
 };
 
 int cml__init_core(cml_scheduler *s);
@@ -403,28 +390,8 @@ static inline int is_over(const job *j) {
 static inline int has_failed(const job *j) { return j->run.state >= CML_STATE_CANCELLED; }
 static inline int is_idle(const job *j) { return !(j->priority > 0); }
 
-#ifndef CML_CORE_ONLY
-/* ------------------------------------------------------------------ device.c: the device */
+/* ------------------------------------------------------------------ host.c: the clock, the log */
 
-/* Differences between implementations of webgpu.h. With Dawn kernels are WGSL, run-time checks
- * stay, and timestamps are in nanoseconds. */
-#ifdef CML_DAWN
-enum { IS_WGPU_NATIVE = 0 };
-#define NATIVE_SUBGROUPS WGPUFeatureName_Subgroups
-#define wgpuDeviceCreateShaderModuleTrusted(d, of, checks) wgpuDeviceCreateShaderModule(d, of)
-#define wgpuQueueGetTimestampPeriod(queue) 1.0
-#else
-enum { IS_WGPU_NATIVE = 1 };
-#define NATIVE_SUBGROUPS ((WGPUFeatureName)WGPUNativeFeature_Subgroup)
-#endif
-
-static const WGPUBufferUsage TENSOR_USAGE =
-    WGPUBufferUsage_Storage | WGPUBufferUsage_CopySrc | WGPUBufferUsage_CopyDst;
-static const WGPUBufferUsage UNIFORM_USAGE = WGPUBufferUsage_Uniform | WGPUBufferUsage_CopyDst;
-static const WGPUBufferUsage READBACK_USAGE = WGPUBufferUsage_MapRead | WGPUBufferUsage_CopyDst;
-
-device_facts cml__facts_of(WGPUAdapter adapter, WGPUDevice device);
-void cml__poll_device(cml_scheduler *s);
 double cml__machine_ms(void *unused);
 uint32_t cml__processors(void);
 double cml__steady_now(cml_scheduler *s);
@@ -434,26 +401,24 @@ __attribute__((format(printf, 3, 4)))
 #endif
 void cml__log(const cml_scheduler *s, cml_log_level level, const char *format, ...);
 
-WGPUBuffer cml__new_buffer(cml_scheduler *s, heap *of, WGPUBufferUsage usage, uint64_t bytes);
-void cml__drop_buffer(WGPUBuffer *buffer);
-void cml__copy(cml_scheduler *s, WGPUBuffer from, uint64_t at, WGPUBuffer to, uint64_t there,
-               uint64_t bytes);
-
-void cml__push_error_scopes(cml_scheduler *s);
-cml_status cml__pop_error_scopes(network *n);
-cml_status cml__refusal_of(const network *n);
-
-void cml__map_readback(const cml_scheduler *s, readback *r);
-void cml__cancel_readback(readback *r);
-int cml__settle_readback(cml_scheduler *s, readback *r);
-
 static inline double now_of(const cml_scheduler *s) {
     return s->options.now_ms(s->options.now_user);
 }
 static inline cml_text text_from(const char *data) { return (cml_text){data, strlen(data)}; }
-static inline WGPUStringView view_of(cml_text text) {
-    return (WGPUStringView){text.data, text.length};
-}
+
+/* ------------------------------------------------------------------ commands.c: the backend */
+
+void cml__begin_commands(cml_scheduler *s, void *commands);
+void cml__order(cml_scheduler *s, const cml_range *ranges, uint32_t reads, uint32_t writes);
+void cml__copy(cml_scheduler *s, const cml_range *from, cml_buffer *to, uint64_t offset);
+void cml__write(cml_scheduler *s, cml_buffer *to, uint64_t offset, const void *data,
+                uint64_t bytes);
+cml_buffer *cml__new_buffer(cml_scheduler *s, heap *of, cml_scope *scope, cml_usage usage,
+                            uint64_t bytes);
+void cml__drop_buffer(cml_scheduler *s, cml_buffer **buffer);
+void cml__map_readback(const cml_scheduler *s, readback *r);
+cml_status cml__poll_readback(const cml_scheduler *s, const readback *r, const uint8_t **data);
+void cml__cancel_readback(const cml_scheduler *s, readback *r);
 
 /* ------------------------------------------------------------------ network.c, submit.c */
 
@@ -464,6 +429,7 @@ struct cml_net { /* a handle: stays until cml_destroy, so that its use after cml
 };
 
 cml_status cml__build_net(network *n, double ms, uint64_t bytes, uint32_t groups);
+cml_range cml__range_of(const network *n, const binding_row *at);
 void cml__free_net(network *n);
 void cml__remove_net(cml_scheduler *s, network *net);
 void cml__remove_unloaded_nets(cml_scheduler *s);
@@ -472,6 +438,5 @@ job *cml__find_job(const cml_scheduler *s, cml_job handle);
 void cml__prepare_net(cml_scheduler *s, network *net, double ms);
 int cml__start_job(cml_scheduler *s, job *j);
 int cml__finish_job(cml_scheduler *s, job *j);
-#endif
 
 #endif

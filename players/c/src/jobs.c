@@ -80,10 +80,8 @@ void cml__end_job(cml_scheduler *s, job *j, cml_state state, const char *why) {
     *left = fmin(*left, j->run.virtual_ms);
     /* a job that is done keeps its producers: its frame may be abandoned */
     if (state != CML_STATE_DONE) cml__drop_producers(j);
-#ifndef CML_CORE_ONLY
     if (state == CML_STATE_FAILED)
         cml__log(s, CML_LOG_ERROR, "job %llu failed: %s", ULL(j->number), why);
-#endif
 }
 
 /* Returns a free place of the pool, else that of the oldest failed job that no job waits for; or

@@ -7,10 +7,10 @@ enum { CHUNK = 1 << 20 }; /* bytes of a constant that are made at once */
 
 /* Returns 1 if the device has what the plan needs. Otherwise appends the first thing that it lacks
  * to `why`. */
-static int fits(const device_facts *device, const file *f, const plan *p, char *why, size_t room) {
-    const WGPULimits *has = &device->limits;
+static int fits(const cml_device_info *device, const file *f, const plan *p, char *why,
+                size_t room) {
     const plan_head *row = p->row;
-    uint64_t groups = 0, width = has->maxComputeWorkgroupsPerDimension;
+    uint64_t groups = 0, width = device->groups_per_dimension;
     int uses_half = 0, lacks_wgsl = 0;
     for (uint32_t i = 0; i < row->steps.count; i++) {
         const kernel_row *k = &f->kernels[p->steps[i].kernel];
@@ -23,19 +23,15 @@ static int fits(const device_facts *device, const file *f, const plan *p, char *
         uint64_t needed, got;
         int is_at_most;
     } needs[] = {
-        {"minStorageBufferOffsetAlignment", row->needs.storage_alignment,
-         has->minStorageBufferOffsetAlignment, 1},
-        {"minUniformBufferOffsetAlignment", row->needs.uniform_alignment,
-         has->minUniformBufferOffsetAlignment, 1},
-        {"maxStorageBufferBindingSize", row->needs.binding_bytes, has->maxStorageBufferBindingSize,
-         0},
-        {"maxBufferSize", row->needs.buffer_bytes, has->maxBufferSize, 0},
-        {"maxComputeInvocationsPerWorkgroup", row->needs.threads,
-         has->maxComputeInvocationsPerWorkgroup, 0},
-        {"maxComputeWorkgroupStorageSize", row->needs.shared_bytes,
-         has->maxComputeWorkgroupStorageSize, 0},
-        {"maxStorageBuffersPerShaderStage", row->needs.bindings,
-         has->maxStorageBuffersPerShaderStage, 0},
+        {"minStorageBufferOffsetAlignment", row->needs.storage_alignment, device->storage_alignment,
+         1},
+        {"minUniformBufferOffsetAlignment", row->needs.uniform_alignment, device->uniform_alignment,
+         1},
+        {"maxStorageBufferBindingSize", row->needs.binding_bytes, device->binding_bytes, 0},
+        {"maxBufferSize", row->needs.buffer_bytes, device->buffer_bytes, 0},
+        {"maxComputeInvocationsPerWorkgroup", row->needs.threads, device->threads, 0},
+        {"maxComputeWorkgroupStorageSize", row->needs.shared_bytes, device->shared_bytes, 0},
+        {"maxStorageBuffersPerShaderStage", row->needs.bindings, device->storage_buffers, 0},
         {"lanes of a subgroup", row->needs.lanes, device->lanes, 0},
         {"workgroups", groups, width * width, 0},
         {"shader-f16", (uint64_t)uses_half, (uint64_t)device->has_half, 0},
@@ -59,7 +55,7 @@ typedef struct choice {
 
 /* Opens the first plan that fits; a software driver tries the plans that were made for one first.
  */
-static cml_status choose_plan(const device_facts *device, file *f, plan *p, choice *chosen) {
+static cml_status choose_plan(const cml_device_info *device, file *f, plan *p, choice *chosen) {
     const block *before = f->memory->blocks;
     for (int is_second = 0; is_second < 2; is_second++) {
         for (uint32_t i = 0; i < f->plan_count; i++) {
@@ -74,7 +70,7 @@ static cml_status choose_plan(const device_facts *device, file *f, plan *p, choi
     }
     return cml__fail(f->error, CML_ERROR_STALE,
                      "no profile of the file fits this device: %s. Cook it for more devices, or "
-                     "create the device with what cml_required_features() returns",
+                     "create the device with the features and limits that the file needs",
                      chosen->why);
 }
 
@@ -83,21 +79,23 @@ static void log_choice(const network *n, const choice *chosen) {
     const cml_scheduler *s = n->scheduler;
     cml__log(s, CML_LOG_INFO, "the network has the profile '%.*s'", TEXT_ARGS(n->p.profile));
     if (chosen->why[0] == 0) return;
-    if (s->options.adapter != NULL) {
+    cml_device_info could_be;
+    memset(&could_be, 0, sizeof could_be);
+    if (s->backend.get_info(s->backend.user, 1, &could_be)) {
         heap memory = {.allocator = s->options.allocator};
-        device_facts adapter = cml__facts_of(s->options.adapter, NULL);
         choice best = {.rank = 0};
         file again = n->f;
         plan p;
         again.memory = &memory;
         again.error = NULL;
         int is_better =
-            choose_plan(&adapter, &again, &p, &best) == CML_OK && best.rank < chosen->rank;
+            choose_plan(&could_be, &again, &p, &best) == CML_OK && best.rank < chosen->rank;
         cml__heap_free_all(memory);
         if (is_better) {
             cml__log(s, CML_LOG_WARNING,
-                     "the adapter could run a better profile, but the device was created without "
-                     "what it needs: %s. Request what cml_required_features() returns",
+                     "the hardware could run a better profile, but the device was created without "
+                     "what it needs: %s. Create it with the features and limits that the file "
+                     "needs",
                      chosen->why);
             return;
         }
@@ -107,88 +105,39 @@ static void log_choice(const network *n, const choice *chosen) {
 
 /* ------------------------------------------------------------------ requirements */
 
-static void add_feature(cml_requirements *needs, WGPUFeatureName feature) {
-    for (size_t i = 0; i < needs->feature_count; i++)
-        if (needs->features[i] == feature) return;
-    if (needs->feature_count < sizeof needs->features / sizeof *needs->features)
-        needs->features[needs->feature_count++] = feature;
-}
-
-static uint32_t raised32(uint32_t limit, uint32_t needed, uint32_t standard) {
-    if (needed <= standard) return limit;
-    return limit == WGPU_LIMIT_U32_UNDEFINED || limit < needed ? needed : limit;
-}
-
-static uint64_t raised64(uint64_t limit, uint64_t needed, uint64_t standard) {
-    if (needed <= standard) return limit;
-    return limit == WGPU_LIMIT_U64_UNDEFINED || limit < needed ? needed : limit;
-}
-
-/* An alignment: smaller is better. */
-static uint32_t lowered(uint32_t limit, uint32_t needed, uint32_t standard) {
-    return needed < standard && needed < limit ? needed : limit;
-}
-
-/* Adds a plan's limits where they exceed those that WebGPU guarantees. */
-static void add_limits(WGPULimits *to, const plan_head *row) {
-    to->minStorageBufferOffsetAlignment =
-        lowered(to->minStorageBufferOffsetAlignment, row->needs.storage_alignment, 256);
-    to->minUniformBufferOffsetAlignment =
-        lowered(to->minUniformBufferOffsetAlignment, row->needs.uniform_alignment, 256);
-    to->maxStorageBufferBindingSize =
-        raised64(to->maxStorageBufferBindingSize, row->needs.binding_bytes, (uint64_t)128 << 20);
-    to->maxBufferSize = raised64(to->maxBufferSize, row->needs.buffer_bytes, (uint64_t)256 << 20);
-    to->maxComputeInvocationsPerWorkgroup =
-        raised32(to->maxComputeInvocationsPerWorkgroup, row->needs.threads, 256);
-    if (row->needs.threads > 256) { /* a workgroup of one dimension may have as many */
-        to->maxComputeWorkgroupSizeX =
-            raised32(to->maxComputeWorkgroupSizeX, row->needs.threads, 256);
-        to->maxComputeWorkgroupSizeY =
-            raised32(to->maxComputeWorkgroupSizeY, row->needs.threads, 256);
-    }
-    to->maxComputeWorkgroupStorageSize =
-        raised32(to->maxComputeWorkgroupStorageSize, row->needs.shared_bytes, 16384);
-    to->maxStorageBuffersPerShaderStage =
-        raised32(to->maxStorageBuffersPerShaderStage, row->needs.bindings, 8);
-}
-
-static cml_status add_requirements(WGPUAdapter adapter, file *f, cml_requirements *needs) {
-    device_facts facts = cml__facts_of(adapter, NULL);
+static cml_status read_needs(const cml_device_info *info, file *f, cml_needs *needs) {
     choice chosen = {.rank = 0};
     plan p;
-    int uses_half = 0;
     TRY(cml__open_file(f));
     TRY(cml__open_kernels(f));
-    TRY(choose_plan(&facts, f, &p, &chosen));
+    TRY(choose_plan(info, f, &p, &chosen));
+    const needs_row *row = &p.row->needs;
+    *needs = (cml_needs){.buffer_bytes = row->buffer_bytes,
+                         .binding_bytes = row->binding_bytes,
+                         .storage_buffers = row->bindings,
+                         .storage_alignment = row->storage_alignment,
+                         .uniform_alignment = row->uniform_alignment,
+                         .threads = row->threads,
+                         .shared_bytes = row->shared_bytes,
+                         .lanes = row->lanes};
     for (uint32_t i = 0; i < p.row->steps.count; i++)
-        if (f->kernels[p.steps[i].kernel].flags & COOKED_F16) uses_half = 1;
-    if (needs->limits.maxBufferSize == 0) { /* the first file: nothing is required yet */
-        memset(&needs->limits, 0xFF, sizeof needs->limits);
-        needs->limits.nextInChain = NULL;
-    }
-    add_limits(&needs->limits, p.row);
-    if (facts.has_timestamps) add_feature(needs, WGPUFeatureName_TimestampQuery);
-    if (uses_half) add_feature(needs, WGPUFeatureName_ShaderF16);
-    if (p.row->needs.lanes > 0 && wgpuAdapterHasFeature(adapter, WGPUFeatureName_Subgroups))
-        add_feature(needs, WGPUFeatureName_Subgroups);
-    if (p.row->needs.lanes > 0 && wgpuAdapterHasFeature(adapter, NATIVE_SUBGROUPS))
-        add_feature(needs, NATIVE_SUBGROUPS);
+        if (f->kernels[p.steps[i].kernel].flags & COOKED_F16) needs->uses_half = 1;
     snprintf(needs->profile, sizeof needs->profile, "%.*s", TEXT_ARGS(p.profile));
     return CML_OK;
 }
 
-cml_status cml_required_features(WGPUAdapter adapter, const void *bytes, size_t size,
-                                 uint32_t flags, cml_requirements *needs, cml_error *error) {
+cml_status cml_get_needs(const cml_device_info *info, const void *bytes, size_t size,
+                         uint32_t flags, cml_needs *needs, cml_error *error) {
     heap memory = {.blocks = NULL};
     int trusted = (flags & CML_TRUSTED) != 0;
     file f = {.contents = {bytes, bytes != NULL ? size : 0},
               .memory = &memory,
               .error = error,
-              .only_wgsl = !IS_WGPU_NATIVE || !trusted,
+              .only_wgsl = !info->takes_spirv || !trusted,
               .trusted = trusted,
               .limits = cml__limits_of(NULL, trusted)};
     if (error != NULL) memset(error, 0, sizeof *error);
-    cml_status status = add_requirements(adapter, &f, needs);
+    cml_status status = read_needs(info, &f, needs);
     cml__heap_free_all(memory);
     return status;
 }
@@ -224,6 +173,16 @@ static void make_steps(network *n) {
     }
 }
 
+/* Returns an error that the device has reported so far. `created`: what the last call returned. */
+static cml_status refusal_of(const network *n, const void *created) {
+    const cml_backend *backend = &n->scheduler->backend;
+    char text[240] = "it gives no reason";
+    cml_status status = backend->poll_scope(backend->user, n->scope, text, sizeof text);
+    if (status <= CML_PENDING && created != NULL) return CML_OK;
+    if (status <= CML_PENDING) status = CML_ERROR_DEVICE;
+    return cml__fail(n->f.error, status, "the device refused: %s", text);
+}
+
 /* Allocates tables and buffers. */
 static cml_status make_net(network *n) {
     cml_scheduler *s = n->scheduler;
@@ -234,43 +193,47 @@ static cml_status make_net(network *n) {
         longest = max_u64(longest, n->p.constants[i].nbytes);
     n->steps = cml__heap_alloc(memory, steps, sizeof *n->steps);
     n->after = cml__heap_alloc(memory, (uint64_t)steps + 1, sizeof *n->after);
-    n->groups = cml__heap_alloc(memory, steps, sizeof *n->groups);
+    n->bindings = cml__heap_alloc(memory, steps, sizeof *n->bindings);
     n->pipelines = cml__heap_alloc(memory, n->f.kernel_count, sizeof *n->pipelines);
-    n->layouts = cml__heap_alloc(memory, n->f.kernel_count, sizeof *n->layouts);
     n->staging = cml__heap_alloc(memory, min_u64(longest, CHUNK), 1);
     if (memory->exhausted)
         return cml__fail(n->f.error, CML_ERROR_MEMORY, "no memory for its tables");
     n->step_count = steps;
     n->exclusive = n;
     make_steps(n);
-    if (params > s->facts.limits.maxBufferSize)
+    if (params > s->info.buffer_bytes)
         return cml__fail(n->f.error, CML_ERROR_STALE, "its parameters do not fit into one buffer");
-    cml__push_error_scopes(s);
-    for (int i = 0; i < SPACES; i++)
-        n->spaces[i] = cml__new_buffer(s, memory, TENSOR_USAGE, n->p.row->spaces[i]);
-    n->uniforms = cml__new_buffer(s, memory, UNIFORM_USAGE, params);
-    TRY(cml__pop_error_scopes(n));
-    if (params > 0) wgpuQueueWriteBuffer(s->queue, n->uniforms, 0, n->p.params, params);
+    n->scope = s->backend.create_scope(s->backend.user);
+    if (n->scope == NULL)
+        return cml__fail(n->f.error, CML_ERROR_MEMORY, "no memory for an error scope");
+    for (int i = 0; i < SPACES; i++) {
+        n->spaces[i] = cml__new_buffer(s, memory, n->scope, CML_USAGE_TENSOR, n->p.row->spaces[i]);
+        TRY(refusal_of(n, n->spaces[i]));
+    }
+    n->uniforms = cml__new_buffer(s, memory, n->scope, CML_USAGE_UNIFORM, params);
+    TRY(refusal_of(n, n->uniforms));
+    if (params > 0)
+        s->backend.write_buffer(s->backend.user, NULL, n->uniforms, 0, n->p.params, params);
     return CML_OK;
 }
 
 /* Frees a network and everything of it but its handle. */
 void cml__free_net(network *n) {
-    int is_safe = 1;
+    cml_scheduler *s = n->scheduler;
+    const cml_backend *backend = &s->backend;
     for (readback *r = n->results; r < n->results + MAX_RESULTS; r++) {
-        if (!cml__settle_readback(n->scheduler, r)) is_safe = 0;
-        cml__drop_buffer(&r->from);
+        cml__cancel_readback(s, r);
+        cml__drop_buffer(s, &r->buffer);
+        cml__drop_buffer(s, &r->from);
     }
     for (uint32_t i = 0; i < n->step_count; i++)
-        if (n->groups[i] != NULL) wgpuBindGroupRelease(n->groups[i]);
-    for (uint32_t i = 0; n->step_count > 0 && i < n->f.kernel_count; i++) {
-        if (n->pipelines[i] != NULL) wgpuComputePipelineRelease(n->pipelines[i]);
-        if (n->layouts[i] != NULL) wgpuBindGroupLayoutRelease(n->layouts[i]);
-    }
-    for (int i = 0; i < SPACES; i++) cml__drop_buffer(&n->spaces[i]);
-    cml__drop_buffer(&n->uniforms);
-    for (int i = 0; n->scopes > 0 && i < 1000; i++) cml__poll_device(n->scheduler);
-    if (is_safe && n->scopes == 0) cml__heap_free_all(n->memory);
+        if (n->bindings[i] != NULL) backend->release_bindings(backend->user, n->bindings[i]);
+    for (uint32_t i = 0; n->step_count > 0 && i < n->f.kernel_count; i++)
+        if (n->pipelines[i] != NULL) backend->release_pipeline(backend->user, n->pipelines[i]);
+    for (int i = 0; i < SPACES; i++) cml__drop_buffer(s, &n->spaces[i]);
+    cml__drop_buffer(s, &n->uniforms);
+    if (n->scope != NULL) backend->release_scope(backend->user, n->scope);
+    cml__heap_free_all(n->memory);
 }
 
 static cml_status load(network *n) {
@@ -278,8 +241,8 @@ static cml_status load(network *n) {
     choice chosen = {.rank = 0};
     TRY(cml__open_file(&n->f));
     TRY(cml__open_kernels(&n->f));
-    TRY(choose_plan(&s->facts, &n->f, &n->p, &chosen));
-    TRY(cml__open_guess(&n->f, text_from(s->facts.name)));
+    TRY(choose_plan(&s->info, &n->f, &n->p, &chosen));
+    TRY(cml__open_guess(&n->f, text_from(s->info.name)));
     TRY(make_net(n));
     log_choice(n, &chosen);
     return CML_OK;
@@ -304,7 +267,7 @@ cml_status cml_load(cml_scheduler *s, const void *bytes, size_t size, uint32_t f
     n->f = (file){.contents = {bytes, bytes != NULL ? size : 0},
                   .memory = &n->memory,
                   .error = error,
-                  .only_wgsl = !IS_WGPU_NATIVE || !n->trusted,
+                  .only_wgsl = !s->info.takes_spirv || !n->trusted,
                   .trusted = n->trusted,
                   .limits = cml__limits_of(&s->options.limits, n->trusted)};
     cml_status status = load(n);
@@ -322,107 +285,47 @@ cml_status cml_load(cml_scheduler *s, const void *bytes, size_t size, uint32_t f
 
 /* ------------------------------------------------------------------ building */
 
-/* Blanks the line that enables subgroups in WGSL: wgpu-native has them and rejects the line. */
-static void blank_enable_subgroups(char *code, size_t size) {
-    static const char line[] = "enable subgroups;";
-    size_t length = sizeof line - 1;
-    for (size_t i = 0; i + length <= size; i++)
-        if (memcmp(code + i, line, length) == 0) memset(code + i, ' ', length);
-}
-
-static WGPUShaderModule build_module(network *n, const kernel_row *k, const code_row *c,
-                                     const void *code) {
-    WGPUDevice device = n->scheduler->options.device;
-    WGPUShaderSourceWGSL wgsl = {{NULL, WGPUSType_ShaderSourceWGSL}, {code, c->nbytes}};
-    WGPUShaderSourceSPIRV spirv = {{NULL, WGPUSType_ShaderSourceSPIRV}, c->nbytes / 4, code};
-    WGPUShaderModuleDescriptor descriptor = {.label = view_of(text_of(&n->f, k->label))};
-    descriptor.nextInChain = c == &k->wgsl ? &wgsl.chain : &spirv.chain;
-    if (n->trusted && k->flags & COOKED_TRUSTED)
-        return wgpuDeviceCreateShaderModuleTrusted(device, &descriptor, 0);
-    return wgpuDeviceCreateShaderModule(device, &descriptor);
-}
-
-static WGPUBindGroupLayout build_layout(WGPUDevice device, const kernel_row *k) {
-    WGPUBindGroupLayoutEntry entries[66];
-    for (uint32_t i = 0; i < k->tensors + 2; i++) {
-        entries[i] = (WGPUBindGroupLayoutEntry){.binding = i};
-        entries[i].visibility = WGPUShaderStage_Compute;
-        entries[i].buffer.type =
-            i < 2 ? WGPUBufferBindingType_Uniform : WGPUBufferBindingType_Storage;
-    }
-    entries[0].buffer.hasDynamicOffset = 1;
-    entries[0].buffer.minBindingSize = 16;
-    entries[1].buffer.minBindingSize = k->params_bytes;
-    WGPUBindGroupLayoutDescriptor descriptor = {.entryCount = k->tensors + 2, .entries = entries};
-    return wgpuDeviceCreateBindGroupLayout(device, &descriptor);
-}
-
 static cml_status build_kernel(network *n, uint32_t index) {
-    WGPUDevice device = n->scheduler->options.device;
+    const cml_backend *backend = &n->scheduler->backend;
     const kernel_row *k = &n->f.kernels[index];
-    const code_row *c = k->spirv.nbytes > 0 && !n->f.only_wgsl ? &k->spirv : &k->wgsl;
+    int is_spirv = k->spirv.nbytes > 0 && !n->f.only_wgsl;
+    const code_row *c = is_spirv ? &k->spirv : &k->wgsl;
     void *code;
     TRY(cml__load_code(&n->f, k, c, &code));
-    if (IS_WGPU_NATIVE && c == &k->wgsl && k->flags & COOKED_SUBGROUPS)
-        blank_enable_subgroups(code, c->nbytes);
-    cml__push_error_scopes(n->scheduler);
-    n->layouts[index] = build_layout(device, k);
-    WGPUPipelineLayoutDescriptor described = {.bindGroupLayoutCount = 1,
-                                              .bindGroupLayouts = &n->layouts[index]};
-    WGPUPipelineLayout layout = wgpuDeviceCreatePipelineLayout(device, &described);
-    WGPUShaderModule module = build_module(n, k, c, code);
-    WGPUComputePipelineDescriptor descriptor = {.label = view_of(text_of(&n->f, k->label)),
-                                                .layout = layout};
-    descriptor.compute.module = module;
-    descriptor.compute.entryPoint = view_of(text_from("main"));
-    if (layout != NULL && module != NULL)
-        n->pipelines[index] = wgpuDeviceCreateComputePipeline(device, &descriptor);
-    if (module != NULL) wgpuShaderModuleRelease(module);
-    if (layout != NULL) wgpuPipelineLayoutRelease(layout);
+    cml_kernel kernel = {.label = text_of(&n->f, k->label),
+                         .language = is_spirv ? CML_LANGUAGE_SPIRV : CML_LANGUAGE_WGSL,
+                         .code = code,
+                         .bytes = c->nbytes,
+                         .tensors = k->tensors,
+                         .params_bytes = k->params_bytes,
+                         .uses_half = (k->flags & COOKED_F16) != 0,
+                         .uses_subgroups = (k->flags & COOKED_SUBGROUPS) != 0,
+                         .is_unchecked = n->trusted && (k->flags & COOKED_TRUSTED) != 0};
+    n->pipelines[index] = backend->create_pipeline(backend->user, n->scope, &kernel);
     cml__heap_free(&n->memory, code);
     n->memory.counts.pipelines++;
-    return cml__pop_error_scopes(n);
+    return refusal_of(n, n->pipelines[index]);
 }
 
-/* Encodes a step of an untrusted file and throws it away: what the device objects to, such as a
- * binding_row that is smaller than the kernel's array, is reported here and not in the host's
- * frame. */
-static void try_step(network *n, uint32_t index) {
-    WGPUComputePassDescriptor descriptor = {.nextInChain = NULL};
-    WGPUCommandEncoder encoder = wgpuDeviceCreateCommandEncoder(n->scheduler->options.device, NULL);
-    WGPUComputePassEncoder pass = wgpuCommandEncoderBeginComputePass(encoder, &descriptor);
-    uint32_t offset = 0;
-    wgpuComputePassEncoderSetPipeline(pass, n->pipelines[n->p.steps[index].kernel]);
-    wgpuComputePassEncoderSetBindGroup(pass, 0, n->groups[index], 1, &offset);
-    wgpuComputePassEncoderDispatchWorkgroups(pass, 1, 1, 1);
-    wgpuComputePassEncoderEnd(pass);
-    wgpuComputePassEncoderRelease(pass);
-    WGPUCommandBuffer commands = wgpuCommandEncoderFinish(encoder, NULL);
-    if (commands != NULL) wgpuCommandBufferRelease(commands);
-    wgpuCommandEncoderRelease(encoder);
+/* Returns a binding of a plan as a range of the network's buffers. */
+cml_range cml__range_of(const network *n, const binding_row *at) {
+    return (cml_range){n->spaces[at->space], at->offset, at->nbytes};
 }
 
 static cml_status bind_step(network *n, uint32_t index) {
+    const cml_backend *backend = &n->scheduler->backend;
     const plan_step_row *of = &n->p.steps[index];
-    WGPUBindGroupEntry entries[66] = {{.binding = 0, .buffer = n->scheduler->ranges, .size = 16},
-                                      {.binding = 1,
-                                       .buffer = n->uniforms,
-                                       .offset = of->params_offset,
-                                       .size = of->params_bytes}};
-    for (uint32_t i = 0; i < of->bindings; i++) {
-        const binding_row *at = &n->p.bindings[of->first_binding + i];
-        entries[i + 2] = (WGPUBindGroupEntry){.binding = i + 2,
-                                              .buffer = n->spaces[at->space],
-                                              .offset = at->offset,
-                                              .size = at->nbytes};
-    }
-    WGPUBindGroupDescriptor descriptor = {
-        .layout = n->layouts[of->kernel], .entryCount = of->bindings + 2, .entries = entries};
-    cml__push_error_scopes(n->scheduler);
-    n->groups[index] = wgpuDeviceCreateBindGroup(n->scheduler->options.device, &descriptor);
+    cml_range ranges[CML_MOST_BINDINGS] = {{n->scheduler->ranges, 0, 16},
+                                           {n->uniforms, of->params_offset, of->params_bytes}};
+    for (uint32_t i = 0; i < of->bindings; i++)
+        ranges[i + 2] = cml__range_of(n, &n->p.bindings[of->first_binding + i]);
+    /* an untrusted file may bind less than the kernel's array has: that is to be an error here, and
+     * not in the host's frame */
+    n->bindings[index] =
+        backend->create_bindings(backend->user, n->scope, n->pipelines[of->kernel], ranges,
+                                 of->bindings + 2, of->writes, !n->trusted);
     n->memory.counts.bind_groups++;
-    if (!n->trusted && n->groups[index] != NULL) try_step(n, index);
-    return cml__pop_error_scopes(n);
+    return refusal_of(n, n->bindings[index]);
 }
 
 /* Makes and uploads at most `bytes` of constants, until about `end`; returns 1 once all are there.
@@ -435,8 +338,9 @@ static int upload(network *n, uint64_t bytes, double end) {
         uint64_t chunk = min_u64(left, bytes / effort / 4 * 4);
         if (chunk == 0) return 0;
         cml__make_bytes(&n->f, r, n->uploaded, chunk, n->staging);
-        wgpuQueueWriteBuffer(n->scheduler->queue, n->spaces[r->space], r->offset + n->uploaded,
-                             n->staging, (size_t)chunk);
+        const cml_backend *backend = &n->scheduler->backend;
+        backend->write_buffer(backend->user, NULL, n->spaces[r->space], r->offset + n->uploaded,
+                              n->staging, chunk);
         n->uploaded += chunk;
         bytes -= chunk * effort;
         if (n->uploaded == r->nbytes) {
@@ -454,19 +358,20 @@ static int upload(network *n, uint64_t bytes, double end) {
  * `groups` bind groups. */
 cml_status cml__build_net(network *n, double ms, uint64_t bytes, uint32_t groups) {
     double end = now_of(n->scheduler) + ms;
-    TRY(cml__refusal_of(n));
+    TRY(refusal_of(n, n));
     if (n->is_ready) return CML_OK;
     if (!upload(n, bytes, end)) return CML_PENDING;
     for (; n->bound < n->step_count; n->bound++) {
         uint32_t kernel = n->p.steps[n->bound].kernel;
-        if (n->layouts[kernel] == NULL) {
+        if (n->pipelines[kernel] == NULL) {
             TRY(build_kernel(n, kernel));
             if (now_of(n->scheduler) >= end) return CML_PENDING;
         }
-        if (n->pipelines[kernel] == NULL || groups-- == 0) return CML_PENDING;
+        if (groups-- == 0) return CML_PENDING;
         TRY(bind_step(n, n->bound));
     }
-    n->is_ready = n->scopes == 0;
+    const cml_backend *backend = &n->scheduler->backend;
+    n->is_ready = backend->poll_scope(backend->user, n->scope, NULL, 0) == CML_OK;
     return n->is_ready ? CML_OK : CML_PENDING;
 }
 
@@ -476,7 +381,7 @@ cml_status cml_build(cml_net *net, double ms, cml_error *error) {
     n->f.error = error;
     cml_status status = cml__build_net(n, ms, UINT64_MAX, UINT32_MAX);
     n->f.error = NULL;
-    cml__poll_device(n->scheduler);
+    n->scheduler->backend.poll(n->scheduler->backend.user);
     return status;
 }
 

@@ -6,81 +6,92 @@ enum { RECEIPTS = 256 }; /* values that tell whether the frame of a readback ran
 /* ------------------------------------------------------------------ encoding */
 
 /* Begins a pass; with a readback, one that writes its next timestamps. */
-static WGPUComputePassEncoder begin_pass(cml_scheduler *s, readback *timed) {
-    WGPUPassTimestampWrites writes = {.querySet = s->queries};
-    WGPUComputePassDescriptor descriptor = {.nextInChain = NULL};
-    if (timed != NULL && s->facts.has_timestamps) {
-        uint32_t slot = (uint32_t)(timed - s->ring);
-        uint32_t at = s->timestamps * (slot * (TIMED + 1) + timed->passes++);
-        if (s->timestamps == 2) {
-            writes.beginningOfPassWriteIndex = at;
-            writes.endOfPassWriteIndex = at + 1;
-        } else {
-            writes.beginningOfPassWriteIndex = WGPU_QUERY_SET_INDEX_UNDEFINED;
-            writes.endOfPassWriteIndex = at;
-        }
-        descriptor.timestampWrites = &writes;
+static void begin_pass(cml_scheduler *s, readback *timed) {
+    int begin = -1, end = -1;
+    if (timed != NULL && s->info.tick_ms > 0) {
+        int first = (int)(timed - s->ring) * (TIMED + 1) + (int)timed->passes++;
+        begin = s->info.times_pass_end ? -1 : 2 * first;
+        end = s->info.times_pass_end ? first : 2 * first + 1;
     }
-    return wgpuCommandEncoderBeginComputePass(s->encoder, &descriptor);
+    s->backend.begin_pass(s->backend.user, s->commands, begin, end);
 }
 
-static void end_pass(WGPUComputePassEncoder pass) {
-    wgpuComputePassEncoderEnd(pass);
-    wgpuComputePassEncoderRelease(pass);
+static void end_pass(const cml_scheduler *s) { s->backend.end_pass(s->backend.user, s->commands); }
+
+/* Writes the workgroups of the slices to where dispatches read them, and reports the slices. */
+static void write_ranges(cml_scheduler *s) {
+    const work *w = s->work;
+    for (uint32_t i = 0; i < w->slice_count; i++) {
+        const slice *run = &w->slices[i];
+        const network *n = run->job->net;
+        uint32_t index = (uint32_t)(run->step - n->steps), end = run->first + run->count;
+        uint32_t words[4] = {run->first, end, s->info.groups_per_dimension, 0};
+        const plan_step_row *row = &n->p.steps[index];
+        memcpy(s->range_words + s->stride * i, words, sizeof words);
+        s->reported[i] = (cml_slice){.job = run->job->number,
+                                     .step = index,
+                                     .first = run->first,
+                                     .count = run->count,
+                                     .predicted_ms = run->ms,
+                                     .op = text_of(&n->f, row->op),
+                                     .title = text_of(&n->f, row->title)};
+    }
+    cml__write(s, s->ranges, 0, s->range_words, (uint64_t)s->stride * w->slice_count);
 }
 
-static void dispatch(cml_scheduler *s, WGPUComputePassEncoder pass, uint32_t number) {
+static void dispatch(cml_scheduler *s, uint32_t number) {
     const slice *run = &s->work->slices[number];
     const network *n = run->job->net;
     uint32_t index = (uint32_t)(run->step - n->steps), offset = s->stride * number;
-    uint32_t width = s->facts.limits.maxComputeWorkgroupsPerDimension, count = run->count;
-    uint32_t words[4] = {run->first, run->first + count, width, 0};
+    uint32_t width = s->info.groups_per_dimension, count = run->count;
     const plan_step_row *row = &n->p.steps[index];
-    memcpy(s->range_words + offset, words, sizeof words);
-    s->reported[number] = (cml_slice){.job = run->job->number,
-                                      .step = index,
-                                      .first = run->first,
-                                      .count = count,
-                                      .predicted_ms = run->ms,
-                                      .op = text_of(&n->f, row->op),
-                                      .title = text_of(&n->f, row->title)};
-    wgpuComputePassEncoderSetPipeline(pass, n->pipelines[row->kernel]);
-    wgpuComputePassEncoderSetBindGroup(pass, 0, n->groups[index], 1, &offset);
-    wgpuComputePassEncoderDispatchWorkgroups(pass, count <= width ? count : width,
-                                             count <= width ? 1 : (count - 1) / width + 1, 1);
+    if (s->backend.barrier != NULL) {
+        cml_range ranges[CML_MOST_BINDINGS] = {{s->ranges, offset, 16}};
+        for (uint32_t i = 0; i < row->bindings; i++)
+            ranges[i + 1] = cml__range_of(n, &n->p.bindings[row->first_binding + i]);
+        cml__order(s, ranges, row->bindings + 1 - row->writes, row->writes);
+    }
+    s->backend.dispatch(s->backend.user, s->commands, n->pipelines[row->kernel], n->bindings[index],
+                        offset, count <= width ? count : width,
+                        count <= width ? 1 : (count - 1) / width + 1);
 }
 
 /* Encodes the slices, one pass for each group that is timed, and the copy of the timestamps. */
 static void encode_slices(cml_scheduler *s) {
     const work *w = s->work;
-    uint32_t number = s->frame % RING, i = 0;
+    uint32_t number = s->frame % RING, i = 0, per_pass = s->info.times_pass_end ? 1 : 2;
     readback *slot = &s->ring[number];
-    if (w->slice_count == 0 || slot->state != READBACK_FREE) slot = NULL;
+    if (w->slice_count == 0) return;
+    write_ranges(s);
+    if (slot->state != READBACK_FREE) slot = NULL;
     if (slot != NULL) {
         slot->passes = 0;
         slot->frame = s->frame;
         slot->state = READBACK_COPIED;
-        /* one timestamp per pass: each is timed from the end of the pass before */
-        if (s->timestamps == 1 && s->facts.has_timestamps) end_pass(begin_pass(s, slot));
+        if (s->info.times_pass_end && s->info.tick_ms > 0) {
+            begin_pass(s, slot); /* the first pass is timed from the end of this one */
+            end_pass(s);
+        }
     }
     for (uint32_t group = 0; group < w->group_count; group++) {
-        WGPUComputePassEncoder pass = begin_pass(s, slot);
+        begin_pass(s, slot);
         for (; i < w->ends[group]; i++) {
-            dispatch(s, pass, i);
+            dispatch(s, i);
             if (slot != NULL) w->slices[i].job->slot_mask |= 1u << number;
         }
-        end_pass(pass);
+        end_pass(s);
     }
-    if (i > 0) wgpuQueueWriteBuffer(s->queue, s->ranges, 0, s->range_words, (size_t)s->stride * i);
     if (slot == NULL) return;
     if (slot->passes > 0) {
-        uint32_t at = number * SLOT_BYTES, count = s->timestamps * slot->passes;
-        wgpuCommandEncoderResolveQuerySet(
-            s->encoder, s->queries, s->timestamps * number * (TIMED + 1), count, s->resolved, at);
-        cml__copy(s, s->resolved, at, slot->buffer, 0, 8 * count);
+        uint32_t count = per_pass * slot->passes;
+        cml_range ticks = {s->resolved, number * SLOT_BYTES, 8 * count};
+        cml__order(s, &ticks, 0, 1);
+        s->backend.resolve_queries(s->backend.user, s->commands, per_pass * number * (TIMED + 1),
+                                   count, s->resolved, ticks.offset);
+        cml__copy(s, &ticks, slot->buffer, 0);
     }
-    cml__copy(s, s->resolved, RING * SLOT_BYTES + 4 * (s->frame % RECEIPTS), slot->buffer,
-              SLOT_BYTES - 4, 4);
+    cml_range receipt = {s->resolved, RING * SLOT_BYTES + 4 * (s->frame % RECEIPTS), 4};
+    cml__copy(s, &receipt, slot->buffer, SLOT_BYTES - 4);
 }
 
 /* Encodes the copies of finished jobs' outputs that cml_read waits for. */
@@ -88,26 +99,27 @@ static void encode_reads(cml_scheduler *s) {
     for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
         readback *r = j->run.state == CML_STATE_DONE && j->read_requested ? j->result : NULL;
         if (r == NULL || r->state != READBACK_FREE) continue;
-        uint64_t bytes = wgpuBufferGetSize(r->from);
+        cml_range outputs = {r->from, 0, j->net->p.outputs.bytes};
         if (r->buffer == NULL)
-            r->buffer = cml__new_buffer(s, &j->net->memory, READBACK_USAGE, bytes);
+            r->buffer = cml__new_buffer(s, &j->net->memory, j->net->scope, CML_USAGE_READBACK,
+                                        outputs.bytes);
         if (r->buffer == NULL) continue;
-        cml__copy(s, r->from, 0, r->buffer, 0, bytes);
+        cml__copy(s, &outputs, r->buffer, 0);
         r->frame = s->frame;
         r->state = READBACK_COPIED;
     }
 }
 
-const cml_report *cml_encode(cml_scheduler *s, WGPUCommandEncoder encoder, double budget_ms) {
+const cml_report *cml_encode(cml_scheduler *s, void *commands, double budget_ms) {
     double start = now_of(s);
     uint32_t pending = 0;
     if (s->open || s->lost) {
         s->refusal.reason = s->lost ? CML_REASON_DEVICE_ERROR : CML_REASON_FRAME_NOT_ENDED;
         return &s->refusal;
     }
-    s->encoder = encoder;
+    cml__begin_commands(s, commands);
     for (uint32_t i = 0; i < RING; i++)
-        if (s->ring[i].state == READBACK_PENDING) pending++;
+        if (s->ring[i].state == READBACK_REQUESTED) pending++;
     if (budget_ms >= 0 && !isinf(budget_ms)) s->budget_ms = budget_ms;
     cml__begin_frame(s, cml__steady_now(s), s->budget_ms, -1.0, 0,
                      pending >= s->options.max_frames_in_flight);
@@ -145,27 +157,22 @@ static void forget_slot(cml_scheduler *s, uint32_t slot) {
 }
 
 /* Takes in the timings of a frame, or that it never ran. */
-static void take_slot(cml_scheduler *s, const readback *slot) {
-    const uint8_t *data = wgpuBufferGetConstMappedRange(slot->buffer, 0, SLOT_BYTES);
-    uint32_t number = (uint32_t)(slot - s->ring);
-    if (data != NULL) {
-        uint32_t receipt, count = slot->passes;
-        memcpy(&receipt, data + SLOT_BYTES - 4, 4);
-        if (receipt != slot->frame % RECEIPTS + 1) {
-            fail_harmed(s, number);
-            count = 0;
-        } else if (count > 0 && s->timestamps == 1) {
-            count--; /* the first only begins */
-        }
-        double tick_ms = 1e-6 * (double)wgpuQueueGetTimestampPeriod(s->queue);
-        for (uint32_t i = 0; i < count; i++) {
-            uint64_t ticks[2];
-            memcpy(ticks, data + 8 * s->timestamps * i, sizeof ticks);
-            double ms = ticks[1] > ticks[0] ? (double)(ticks[1] - ticks[0]) * tick_ms : 0.0;
-            cml__record_timing(s, slot->frame, i, ms);
-        }
+static void take_slot(cml_scheduler *s, const readback *slot, const uint8_t *data) {
+    uint32_t number = (uint32_t)(slot - s->ring), receipt, count = slot->passes;
+    uint32_t per_pass = s->info.times_pass_end ? 1 : 2;
+    memcpy(&receipt, data + SLOT_BYTES - 4, 4);
+    if (receipt != slot->frame % RECEIPTS + 1) {
+        fail_harmed(s, number);
+        count = 0;
+    } else if (count > 0 && s->info.times_pass_end) {
+        count--; /* the first only begins */
     }
-    forget_slot(s, number);
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t ticks[2];
+        memcpy(ticks, data + 8 * per_pass * i, sizeof ticks);
+        double passed = ticks[1] > ticks[0] ? (double)(ticks[1] - ticks[0]) : 0.0;
+        cml__record_timing(s, slot->frame, i, passed * s->info.tick_ms);
+    }
 }
 
 uint32_t cml_end_frame(cml_scheduler *s) {
@@ -174,11 +181,15 @@ uint32_t cml_end_frame(cml_scheduler *s) {
     for (readback *slot = s->ring; slot < s->ring + RING; slot++) cml__map_readback(s, slot);
     for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++)
         if (j->result != NULL) cml__map_readback(s, j->result);
-    cml__poll_device(s);
+    s->backend.poll(s->backend.user);
     for (readback *slot = s->ring; slot < s->ring + RING; slot++) {
-        if (slot->state == READBACK_MAPPED) take_slot(s, slot);
-        if (slot->state == READBACK_MAPPED || slot->state == READBACK_LOST)
-            cml__cancel_readback(slot);
+        const uint8_t *data = NULL;
+        cml_status status = CML_PENDING;
+        if (slot->state == READBACK_REQUESTED) status = cml__poll_readback(s, slot, &data);
+        if (status == CML_PENDING) continue;
+        if (status == CML_OK) take_slot(s, slot, data);
+        if (status == CML_OK) forget_slot(s, (uint32_t)(slot - s->ring));
+        cml__cancel_readback(s, slot);
     }
     cml__end_frame(s, cml__steady_now(s));
     cml__reclaim_jobs(s);
@@ -194,11 +205,12 @@ void cml_abandon_frame(cml_scheduler *s) {
     if (s->open) {
         for (readback *slot = s->ring; slot < s->ring + RING; slot++) {
             if (slot->frame != s->frame || slot->state == READBACK_FREE) continue;
-            cml__cancel_readback(slot);
+            cml__cancel_readback(s, slot);
             forget_slot(s, (uint32_t)(slot - s->ring));
         }
         for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++)
-            if (j->result != NULL && j->result->frame == s->frame) cml__cancel_readback(j->result);
+            if (j->result != NULL && j->result->frame == s->frame)
+                cml__cancel_readback(s, j->result);
     }
     cml__abandon_frame(s);
     cml__reclaim_jobs(s);
@@ -224,33 +236,56 @@ cml_counts cml_get_counts(const cml_scheduler *s) {
 /* ------------------------------------------------------------------ creating and destroying */
 
 /* Creates the objects on the device; the scheduler's numbers are set. */
-static void create_objects(cml_scheduler *s) {
-    WGPUDevice device = s->options.device;
-    WGPUQuerySetDescriptor queries = {.type = WGPUQueryType_Timestamp,
-                                      .count = 2 * RING * (TIMED + 1)};
-    WGPUBufferUsage usage = WGPUBufferUsage_CopySrc | WGPUBufferUsage_CopyDst;
+static cml_status create_objects(cml_scheduler *s, cml_error *error) {
+    heap *memory = &s->memory;
     uint32_t receipts[RECEIPTS];
-    s->queue = s->options.queue != NULL ? s->options.queue : wgpuDeviceGetQueue(device);
-    if (s->facts.has_timestamps) {
-        s->queries = wgpuDeviceCreateQuerySet(device, &queries);
-        usage |= WGPUBufferUsage_QueryResolve;
+    char text[240] = "no memory";
+    int is_there = 1;
+    s->scope = s->backend.create_scope(s->backend.user);
+    if (s->scope == NULL) return cml__fail(error, CML_ERROR_MEMORY, "no memory for an error scope");
+    s->resolved = cml__new_buffer(s, memory, s->scope, CML_USAGE_QUERIES,
+                                  RING * SLOT_BYTES + sizeof receipts);
+    s->ranges = cml__new_buffer(s, memory, s->scope, CML_USAGE_UNIFORM,
+                                (uint64_t)s->stride * s->max_slices);
+    for (uint32_t i = 0; i < RING; i++) {
+        s->ring[i].buffer = cml__new_buffer(s, memory, s->scope, CML_USAGE_READBACK, SLOT_BYTES);
+        if (s->ring[i].buffer == NULL) is_there = 0;
     }
-    s->resolved = cml__new_buffer(s, &s->memory, usage, RING * SLOT_BYTES + sizeof receipts);
-    s->ranges = cml__new_buffer(s, &s->memory, UNIFORM_USAGE, (uint64_t)s->stride * s->max_slices);
+    cml_status status = s->backend.poll_scope(s->backend.user, s->scope, text, sizeof text);
+    if (!is_there || s->resolved == NULL || s->ranges == NULL || status > CML_PENDING)
+        return cml__fail(error, status > CML_PENDING ? status : CML_ERROR_MEMORY,
+                         "the device has no buffers for a scheduler: %s", text);
     for (uint32_t i = 0; i < RECEIPTS; i++) receipts[i] = i + 1;
-    wgpuQueueWriteBuffer(s->queue, s->resolved, RING * SLOT_BYTES, receipts, sizeof receipts);
-    for (uint32_t i = 0; i < RING; i++)
-        s->ring[i].buffer = cml__new_buffer(s, &s->memory, READBACK_USAGE, SLOT_BYTES);
+    s->backend.write_buffer(s->backend.user, NULL, s->resolved, RING * SLOT_BYTES, receipts,
+                            sizeof receipts);
+    return CML_OK;
+}
+
+static void destroy_objects(cml_scheduler *s) {
+    for (uint32_t i = 0; i < RING; i++) {
+        cml__cancel_readback(s, &s->ring[i]);
+        cml__drop_buffer(s, &s->ring[i].buffer);
+    }
+    cml__drop_buffer(s, &s->resolved);
+    cml__drop_buffer(s, &s->ranges);
+    if (s->scope != NULL) s->backend.release_scope(s->backend.user, s->scope);
+    s->backend.destroy(s->backend.user);
+    cml__heap_free_all(s->memory);
 }
 
 cml_status cml_create(const cml_options *options, cml_scheduler **created, cml_error *error) {
     heap memory = {.allocator = options->allocator};
     *created = NULL;
-    if (options->device == NULL) return cml__fail(error, CML_ERROR_INPUT, "options.device is NULL");
+    if (options->backend == NULL)
+        return cml__fail(error, CML_ERROR_INPUT, "options.backend is NULL");
     cml_scheduler *s = cml__heap_alloc(&memory, 1, sizeof *s);
-    if (s == NULL) return cml__fail(error, CML_ERROR_MEMORY, "no memory for a scheduler");
+    if (s == NULL) {
+        options->backend->destroy(options->backend->user);
+        return cml__fail(error, CML_ERROR_MEMORY, "no memory for a scheduler");
+    }
     s->memory = memory;
     s->options = *options;
+    s->backend = *options->backend;
     s->policy = options->policy;
     s->max_groups = TIMED;
     s->refusal.measured_ms = -1;
@@ -263,29 +298,29 @@ cml_status cml_create(const cml_options *options, cml_scheduler **created, cml_e
     s->prepare = cml__prepare_net;
     s->start = cml__start_job;
     s->finish = cml__finish_job;
-    s->facts = cml__facts_of(options->adapter, options->device);
-    s->wall_clock = !s->facts.has_timestamps;
+    s->backend.get_info(s->backend.user, 0, &s->info);
+    s->wall_clock = !(s->info.tick_ms > 0);
     s->granule = options->granule;
-    if (s->granule == 0) s->granule = s->facts.is_software ? cml__processors() : 1;
-    s->timestamps = s->facts.is_software ? 1 : 2; /* one takes 20 to 50 us on a software driver */
-    s->stride = (uint32_t)max_u64(s->facts.limits.minUniformBufferOffsetAlignment, 16);
+    if (s->granule == 0) s->granule = s->info.is_software ? cml__processors() : 1;
+    s->stride = (uint32_t)max_u64(s->info.uniform_alignment, 16);
     s->reported = cml__heap_alloc(&s->memory, s->max_slices, sizeof *s->reported);
     s->range_words = cml__heap_alloc(&s->memory, s->max_slices, s->stride);
-    if (!cml__init_core(s)) {
-        cml__heap_free_all(s->memory);
-        return cml__fail(error, CML_ERROR_MEMORY, "no memory for a scheduler and its jobs");
+    cml_status status = cml__init_core(s) ? create_objects(s, error)
+                                          : cml__fail(error, CML_ERROR_MEMORY,
+                                                      "no memory for a scheduler and its jobs");
+    if (status != CML_OK) {
+        destroy_objects(s);
+        return status;
     }
-    create_objects(s);
     if (s->wall_clock)
         cml__log(s, CML_LOG_WARNING,
-                 "the device was created without timestamp-query: budgets are kept by watching for "
-                 "late frames. Request what cml_required_features() returns");
+                 "the device was created without timestamps (timestamp-query): budgets are kept by "
+                 "watching for late frames");
     *created = s;
     return CML_OK;
 }
 
 void cml_destroy(cml_scheduler *s) {
-    int is_safe = 1;
     if (s == NULL) return;
     cml_abandon_frame(s);
     while (s->nets != NULL) cml__remove_net(s, s->nets);
@@ -293,11 +328,5 @@ void cml_destroy(cml_scheduler *s) {
         next = net->next;
         cml__heap_free_all(net->memory);
     }
-    for (uint32_t i = 0; i < RING; i++)
-        if (!cml__settle_readback(s, &s->ring[i])) is_safe = 0;
-    cml__drop_buffer(&s->resolved);
-    cml__drop_buffer(&s->ranges);
-    if (s->queries != NULL) wgpuQuerySetRelease(s->queries);
-    if (s->options.queue == NULL) wgpuQueueRelease(s->queue);
-    if (is_safe) cml__heap_free_all(s->memory);
+    destroy_objects(s);
 }

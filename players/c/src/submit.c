@@ -9,16 +9,14 @@ enum {
 
 /* ------------------------------------------------------------------ memory of jobs */
 
-static void drop_inputs(job *j) {
-    for (; j->source_count > 0; j->source_count--) {
-        const job_source *from = &j->sources[j->source_count - 1];
-        if (from->buffer != NULL) wgpuBufferRelease(from->buffer);
-    }
+static void drop_inputs(cml_scheduler *s, job *j) {
+    for (; j->source_count > 0; j->source_count--)
+        cml__drop_buffer(s, &j->sources[j->source_count - 1].buffer);
 }
 
-static void drop_result(job *j) {
+static void drop_result(const cml_scheduler *s, job *j) {
     if (j->result == NULL) return;
-    cml__cancel_readback(j->result);
+    cml__cancel_readback(s, j->result);
     j->result->used = 0;
     j->result = NULL;
 }
@@ -30,8 +28,8 @@ void cml__reclaim_jobs(cml_scheduler *s) {
     for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
         int is_unwanted = is_over(j) && j->released && j->consumers == 0;
         int is_queued = j->run.state == CML_STATE_QUEUED;
-        if (!is_queued) drop_inputs(j);
-        if (is_queued || has_failed(j) || is_unwanted) drop_result(j);
+        if (!is_queued) drop_inputs(s, j);
+        if (is_queued || has_failed(j) || is_unwanted) drop_result(s, j);
         if (is_unwanted) j->run.state = CML_STATE_GONE;
     }
 }
@@ -64,8 +62,8 @@ void cml__remove_net(cml_scheduler *s, network *net) {
     fail_consumers_of(s, net);
     for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
         if (j->run.state == CML_STATE_GONE || j->net != net) continue;
-        drop_inputs(j);
-        drop_result(j);
+        drop_inputs(s, j);
+        drop_result(s, j);
         j->run.state = CML_STATE_GONE;
     }
     while (*at != NULL && *at != net) at = &(*at)->next;
@@ -125,10 +123,10 @@ int cml__start_job(cml_scheduler *s, job *j) {
     readback *r = free_result(n);
     if (r == NULL) return 0;
     if (r->from == NULL) {
-        cml__push_error_scopes(s);
-        r->from = cml__new_buffer(s, &n->memory, TENSOR_USAGE, n->p.outputs.bytes);
-        if (cml__pop_error_scopes(n) != CML_OK || r->from == NULL) {
-            cml__drop_buffer(&r->from);
+        r->from = cml__new_buffer(s, &n->memory, n->scope, CML_USAGE_TENSOR, n->p.outputs.bytes);
+        cml_status status = s->backend.poll_scope(s->backend.user, n->scope, NULL, 0);
+        if (status > CML_PENDING || r->from == NULL) {
+            cml__drop_buffer(s, &r->from);
             cml__end_job(s, j, CML_STATE_FAILED, "the device has no memory for its outputs");
             return 0;
         }
@@ -145,16 +143,16 @@ int cml__start_job(cml_scheduler *s, job *j) {
     for (uint32_t i = 0; i < n->p.inputs.count; i++) {
         const job_source *from = &j->sources[i];
         const tensor *to = &n->p.inputs.items[i];
-        WGPUBuffer space = n->spaces[to->at.space], source = from->buffer;
+        cml_buffer *space = n->spaces[to->at.space];
+        cml_range source = {from->buffer, from->at, to->shape.bytes};
         if (from->producer != NULL) {
-            source = from->producer->result->from;
+            source.buffer = from->producer->result->from;
             j->slot_mask |= from->producer->slot_mask;
         }
-        if (source != NULL)
-            cml__copy(s, source, from->at, space, to->at.offset, to->shape.bytes);
-        else if (to->shape.bytes > 0)
-            wgpuQueueWriteBuffer(s->queue, space, to->at.offset, j->data + to->packed_at,
-                                 (size_t)to->shape.bytes);
+        if (source.buffer != NULL)
+            cml__copy(s, &source, space, to->at.offset);
+        else
+            cml__write(s, space, to->at.offset, j->data + to->packed_at, to->shape.bytes);
     }
     return 1;
 }
@@ -165,13 +163,14 @@ int cml__finish_job(cml_scheduler *s, job *j) {
     const plan *p = &n->p;
     for (uint32_t i = 0; i < p->outputs.count; i++) {
         const tensor *from = &p->outputs.items[i];
-        cml__copy(s, n->spaces[from->at.space], from->at.offset, j->result->from, from->packed_at,
-                  from->shape.bytes);
+        cml_range range = {n->spaces[from->at.space], from->at.offset, from->shape.bytes};
+        cml__copy(s, &range, j->result->from, from->packed_at);
     }
     for (uint32_t i = 0; i < p->row->updates.count; i++) {
-        binding_row from = p->updates[i].source, to = p->updates[i].target;
-        cml__copy(s, n->spaces[from.space], from.offset, n->spaces[to.space], to.offset,
-                  min_u64(from.nbytes, to.nbytes));
+        const binding_row *to = &p->updates[i].target;
+        cml_range from = cml__range_of(n, &p->updates[i].source);
+        from.bytes = min_u64(from.bytes, to->nbytes);
+        cml__copy(s, &from, n->spaces[to->space], to->offset);
         n->slot_mask |= j->slot_mask;
     }
     return 1;
@@ -205,15 +204,15 @@ static cml_status accept_data(job *to, const cml_input *in, const tensor *at, cm
     return CML_OK;
 }
 
-static cml_status accept_buffer(job_source *to, const cml_input *in, const tensor *at,
-                                cml_error *error) {
-    uint64_t size = wgpuBufferGetSize(in->buffer);
+static cml_status accept_buffer(const cml_scheduler *s, job_source *to, const cml_input *in,
+                                const tensor *at, cml_error *error) {
+    uint64_t size = 0;
+    to->buffer = s->backend.adopt_buffer(s->backend.user, in->buffer, &size);
+    to->at = in->offset;
+    if (to->buffer == NULL) return WRONG("input '%s' is no buffer to copy from", in->name);
     if (in->offset % 4 != 0 || !is_inside(in->offset, at->shape.bytes, size))
         return WRONG("input '%s': %llu bytes at %llu are not in its buffer of %llu", in->name,
                      ULL(at->shape.bytes), ULL(in->offset), ULL(size));
-    wgpuBufferAddRef(in->buffer);
-    to->buffer = in->buffer;
-    to->at = in->offset;
     return CML_OK;
 }
 
@@ -243,7 +242,7 @@ static cml_status accept_input(cml_scheduler *s, job *to, const cml_input *in, c
     if (from->is_set) return WRONG("input '%s' is given twice", in->name);
     from->is_set = 1;
     if (in->data != NULL || at->shape.bytes == 0) return accept_data(to, in, at, error);
-    if (in->buffer != NULL) return accept_buffer(from, in, at, error);
+    if (in->buffer != NULL) return accept_buffer(s, from, in, at, error);
     return accept_output(s, to, from, in, at, error);
 }
 
@@ -281,8 +280,8 @@ cml_status cml_submit(cml_scheduler *s, cml_net *net, const cml_input *inputs, s
     job *pooled = cml__find_free_job(s);
     if (pooled == NULL)
         return cml__fail(error, CML_ERROR_FULL, "there are %u jobs: release some", s->max_jobs);
-    drop_inputs(pooled); /* of a failed job, which is forgotten */
-    drop_result(pooled);
+    drop_inputs(s, pooled); /* of a failed job, which is forgotten */
+    drop_result(s, pooled);
     if (!make_room(s, pooled, n) || !cml__adopt_net(s, n))
         return cml__fail(error, CML_ERROR_MEMORY, "no memory for a job");
     job submitted = {
@@ -291,7 +290,7 @@ cml_status cml_submit(cml_scheduler *s, cml_net *net, const cml_input *inputs, s
     for (size_t i = 0; i < count && status == CML_OK; i++)
         status = accept_input(s, &submitted, inputs + i, error);
     if (status != CML_OK) {
-        drop_inputs(&submitted);
+        drop_inputs(s, &submitted);
         return status;
     }
     submitted.number = ++s->numbers;
@@ -363,7 +362,7 @@ cml_status cml_get_tensor(cml_scheduler *s, cml_job handle, const char *output,
     if (j != NULL && !is_over(j)) return CML_PENDING;
     const tensor *from = find_output(j, output);
     if (from == NULL) return CML_ERROR_INPUT;
-    *result = (cml_tensor){.buffer = j->result->from,
+    *result = (cml_tensor){.buffer = s->backend.get_handle(s->backend.user, j->result->from),
                            .offset = from->packed_at,
                            .bytes = from->shape.bytes,
                            .shape = from->shape};
@@ -383,13 +382,12 @@ cml_status cml_read(cml_scheduler *s, cml_job handle, const char *output, void *
                      j != NULL && j->error[0] ? j->error : "see cml_get_output_shape");
     readback *r = j->result;
     j->read_requested = 1;
-    if (r->state != READBACK_MAPPED && r->state != READBACK_LOST) return CML_PENDING;
-    if (bytes == 0 && r->state == READBACK_MAPPED) return CML_OK;
-    const void *mapped = NULL;
-    if (r->state == READBACK_MAPPED)
-        mapped = wgpuBufferGetConstMappedRange(r->buffer, (size_t)from->packed_at, bytes);
-    if (mapped == NULL)
+    if (r->state != READBACK_REQUESTED) return CML_PENDING;
+    const uint8_t *mapped = NULL;
+    cml_status status = cml__poll_readback(s, r, &mapped);
+    if (status == CML_PENDING) return CML_PENDING;
+    if (status != CML_OK)
         return cml__fail(error, CML_ERROR_DEVICE, "the readback failed: the device is lost");
-    memcpy(data, mapped, bytes);
+    if (bytes > 0) memcpy(data, mapped + from->packed_at, bytes);
     return CML_OK;
 }

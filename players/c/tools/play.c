@@ -233,13 +233,16 @@ int main(int argc, char **argv) {
                                            &needs, NULL) != CML_OK)
         is_small = 1;
     if (!gpu_create(&g, is_small ? NULL : &needs)) return 3;
-    cml_options options = {.device = g.device,
-                           .adapter = g.adapter,
-                           .queue = g.queue,
-                           .instance = g.instance,
-                           .allocator = {take, give_back, NULL},
-                           .max_slices = (uint32_t)most_slices};
-    if (cml_create(&options, &scheduler, &error) == CML_OK)
+    cml_backend backend;
+    cml_webgpu webgpu = {.device = g.device,
+                         .adapter = g.adapter,
+                         .queue = g.queue,
+                         .instance = g.instance,
+                         .allocator = {take, give_back, NULL}};
+    cml_options options = {
+        .backend = &backend, .allocator = webgpu.allocator, .max_slices = (uint32_t)most_slices};
+    if (cml_webgpu_fill(&webgpu, &backend, &error) == CML_OK &&
+        cml_create(&options, &scheduler, &error) == CML_OK)
         is_good = load_and_play(bytes, size, &error);
     if (!is_good) print_error(&error);
     cml_destroy(scheduler);
