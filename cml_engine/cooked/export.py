@@ -30,7 +30,7 @@ _WEB_FILES = {
 }
 _C_FILES = {
     "main.c": "example/host.c",
-    "gpu.h": "example/gpu.h",
+    **{name: f"example/{name}" for name in ("common.h", "gpu.h")},
     **{name: f"include/{name}" for name in ("cml.h", "cml.hpp", "cml_backend.h", "cml_webgpu.h")},
     "cml_webgpu.c": "backends/webgpu.c",
 }
@@ -46,7 +46,7 @@ Compile and run:
 The files of inputs and outputs (NAME.bin) hold plain numbers of 4 bytes. An input without a file is
 zeros. The last argument may be the budget of a frame in milliseconds.
 
-main.c       the host: plays the network in frames of a budget; read it first, then gpu.h
+main.c       the host: plays the network in frames of a budget; then read gpu.h and common.h
 cml.c        the player in one file, with cml.h; cml.hpp is its C++17 wrapper
 cml_webgpu.c its functions of a WebGPU device, with cml_webgpu.h
 net.cml      the network: plans for several kinds of devices, weights and kernels

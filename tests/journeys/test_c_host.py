@@ -94,7 +94,7 @@ def outside(player, tmp_path):
         folder = tmp_path / "game"
         folder.mkdir()
         (folder / "CMakeLists.txt").write_text(OUTSIDE.format(player=player_line))
-        for name in ("host.c", "gpu.h"):
+        for name in ("host.c", "common.h", "gpu.h"):
             shutil.copyfile(player / "example" / name, folder / name)
         return folder
 
@@ -158,6 +158,14 @@ def test_an_engine_with_another_api_needs_no_webgpu(player, cmake, cooked, tmp_p
     made = cmake(folder, "-DCML_WEBGPU=OFF")
     told = json.loads(run(made / "game", cooked, "0.5", cwd=folder))
     assert told["dispatches"] > 0
+
+
+def test_a_host_of_vulkan_plays_without_webgpu(player, cmake, cooked, expected):
+    """The player builds with its Vulkan backend alone, and the example's host gives the output."""
+    if not Path("/usr/include/vulkan").is_dir():
+        pytest.skip("libvulkan-dev is not installed")
+    made = cmake(player, "-DCML_VULKAN=ON", "-DCML_WEBGPU=OFF")
+    assert_allclose(play(made / "cml_vulkan_host", cooked, made), expected, rtol=1e-5)
 
 
 def test_an_exported_host_compiles_with_one_line(compiler_environment, expected, tmp_path):

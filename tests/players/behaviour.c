@@ -1,7 +1,11 @@
 /* What the player does when a host changes its mind, throws frames away, or
  * loses its device: `behaviour CASE COUNTER.cml`, of the network of
  * tests/fixtures/cooked.py that counts its runs. */
+#ifdef CML_VULKAN
+#include "vulkan_gpu.h"
+#else
 #include "gpu.h"
+#endif
 
 #define WANT(what)                                                                                 \
     do {                                                                                           \
@@ -12,6 +16,7 @@
     } while (0)
 
 static gpu g;
+static cml_backend backend;
 static cml_scheduler *s;
 static cml_net *net;
 static cml_error error;
@@ -48,23 +53,22 @@ static int failed_with(cml_job job, const char *text) {
 
 enum { SUBMIT, ABANDON, DROP };
 
-static WGPUCommandEncoder encoded(void) { /* an open frame */
-    WGPUCommandEncoder encoder = wgpuDeviceCreateCommandEncoder(g.device, NULL);
+static void *encoded(void) { /* an open frame */
+    void *encoder = gpu_begin(&g, &backend);
     cml_encode(s, encoder, budget);
     return encoder;
 }
 
 static void frame(int how) {
-    WGPUCommandEncoder encoder = encoded();
+    void *encoder = encoded();
+    if (how == SUBMIT)
+        gpu_submit(&g, encoder);
+    else
+        gpu_discard(&g, encoder);
     if (how == ABANDON)
         cml_abandon_frame(s);
-    else {
-        WGPUCommandBuffer commands = wgpuCommandEncoderFinish(encoder, NULL);
-        if (how == SUBMIT) wgpuQueueSubmit(g.queue, 1, &commands);
-        wgpuCommandBufferRelease(commands);
+    else
         cml_end_frame(s);
-    }
-    wgpuCommandEncoderRelease(encoder);
 }
 
 static void until_over(cml_job job) {
@@ -207,9 +211,9 @@ static void nonsense(void) {
     cml_cancel(s, 99);
     cml_release(s, 99);
     job = submitted(NULL);
-    WGPUCommandEncoder encoder = encoded();
+    void *encoder = encoded();
     WANT(cml_encode(s, encoder, 4.0)->reason == CML_REASON_FRAME_NOT_ENDED);
-    wgpuCommandEncoderRelease(encoder);
+    gpu_discard(&g, encoder);
     cml_abandon_frame(s);
     budget = -1.0; /* is the last one that was a time */
     done(job);
@@ -232,14 +236,14 @@ static void unloads(void) {
         WANT(cml_load(s, bytes, size, CML_TRUSTED, &net, &error) == CML_OK && net != old);
         WANT(submit_after(job, &taker) == CML_OK);
         /* between encode and abandon what was encoded for the taker is taken back */
-        WGPUCommandEncoder encoder = i % 2 ? encoded() : NULL;
+        void *encoder = i % 2 ? encoded() : NULL;
         cml_unload(s, old);
         cml_unload(s, old);
         WANT(cml_submit(s, old, &plain, 1, NULL, &none, &error) == CML_ERROR_INPUT && none == 0);
         WANT(strstr(error.text, "unloaded") != NULL);
         if (encoder != NULL) {
             cml_abandon_frame(s);
-            wgpuCommandEncoderRelease(encoder);
+            gpu_discard(&g, encoder);
         }
         WANT(cml_build(old, 1.0, &error) == CML_ERROR_INPUT);
         WANT(cml_get_input_shape(old, 0, &shape) == CML_ERROR_INPUT);
@@ -251,6 +255,7 @@ static void unloads(void) {
     }
 }
 
+#ifndef CML_VULKAN
 static char logged[3][600]; /* the last message of each level */
 
 static void note(void *unused, cml_log_level level, const char *message) {
@@ -261,9 +266,9 @@ static void note(void *unused, cml_log_level level, const char *message) {
 /* A device with too few features gets another profile, and the log says why. */
 static void requirements(void) {
     cml_requirements needs;
-    cml_backend backend;
+    cml_backend table;
     cml_webgpu webgpu = {.adapter = g.adapter};
-    cml_options options = {.backend = &backend, .log = note};
+    cml_options options = {.backend = &table, .log = note};
     cml_scheduler *other;
     gpu small = g;
     cml_net_info info;
@@ -279,9 +284,9 @@ static void requirements(void) {
     WANT(cml_get_net_info(net, &info) == CML_OK && info.profile.length == 8);
 
     WANT(gpu_create(&small, NULL));
-    WANT(cml_webgpu_fill(&webgpu, &backend, &error) == CML_ERROR_INPUT);
+    WANT(cml_webgpu_fill(&webgpu, &table, &error) == CML_ERROR_INPUT);
     webgpu.device = small.device;
-    WANT(cml_webgpu_fill(&webgpu, &backend, &error) == CML_OK);
+    WANT(cml_webgpu_fill(&webgpu, &table, &error) == CML_OK);
     WANT(cml_create(&options, &other, &error) == CML_OK);
     WANT(strstr(logged[CML_LOG_WARNING], "timestamp-query") != NULL);
     cml_net *portable;
@@ -311,20 +316,29 @@ static void lost(void) {
     WANT(cml_submit(s, net, NULL, 0, NULL, &job, &error) == CML_ERROR_DEVICE);
     wgpuDeviceDestroy(g.device);
 }
+#endif
 
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(void);
-    } cases[] = {{"runs", runs},       {"chain", chain},
-                 {"slots", slots},     {"abandoned", abandoned},
-                 {"dropped", dropped}, {"harmed", harmed},
-                 {"many", many},       {"nonsense", nonsense},
-                 {"unloads", unloads}, {"requirements", requirements},
-                 {"lost", lost}};
+    } cases[] = {{"runs", runs},
+                 {"chain", chain},
+                 {"slots", slots},
+                 {"abandoned", abandoned},
+                 {"dropped", dropped},
+                 {"harmed", harmed},
+                 {"many", many},
+                 {"nonsense", nonsense},
+                 {"unloads", unloads},
+                 {"unordered", chain},
+#ifndef CML_VULKAN
+                 {"requirements", requirements},
+                 {"lost", lost}
+#endif
+    };
     size_t i;
     bytes = argc == 3 ? read_whole(argv[2], &size) : NULL;
-    cml_backend backend;
     cml_options options;
     if (bytes == NULL || !gpu_open(&g, bytes, size)) return 3;
     memset(&options, 0, sizeof options);
@@ -333,9 +347,11 @@ int main(int argc, char **argv) {
     for (i = 0; i < sizeof cases / sizeof *cases; i++)
         if (strcmp(cases[i].name, argv[1]) == 0) {
             WANT(gpu_fill(&g, &backend, &error) == CML_OK);
+            if (strcmp(argv[1], "unordered") == 0) backend.barrier = NULL;
             WANT(cml_create(&options, &s, &error) == CML_OK);
             WANT(cml_load(s, bytes, size, CML_TRUSTED, &net, &error) == CML_OK);
             cases[i].run();
+            gpu_wait_idle(&g, &backend);
             cml_destroy(s);
             gpu_close(&g);
             free(bytes);

@@ -49,9 +49,10 @@ def wgpu_folder() -> Path:
     return Path(spec.origin).parent / "resources"
 
 
-def sources(device: bool) -> list[Path]:
-    """Returns the C files of the player, sorted; with ``device`` the WebGPU backend too."""
-    backends = ["null.c", *(["webgpu.c"] if device else [])]
+def sources(device: bool, vulkan: bool = False) -> list[Path]:
+    """Returns the C files of the player, sorted; with ``device`` the WebGPU backend too, or with
+    ``vulkan`` that one."""
+    backends = ["null.c", *(["webgpu.c"] if device else []), *(["vulkan.c"] if vulkan else [])]
     return [*sorted((PLAYER / "src").glob("*.c")), *(PLAYER / "backends" / n for n in backends)]
 
 
@@ -107,37 +108,39 @@ def _once(file: Path, make: Callable[[Path], None]) -> Path:
     return file
 
 
-def player_library(flags: tuple[str, ...], device: bool) -> Path:
+def player_library(flags: tuple[str, ...], device: bool, vulkan: bool = False) -> Path:
     """Builds the player as a static library and returns its path."""
-    flags = _flags(flags, device)
+    flags = _flags(flags, device, vulkan)
 
     def make(library: Path) -> None:
         folder = library.parent
-        run_compiler(need_gcc(), *flags, "-c", *sources(device), cwd=folder)
+        run_compiler(need_gcc(), *flags, "-c", *sources(device, vulkan), cwd=folder)
         run_compiler("ar", "rcs", library, *sorted(folder.glob("*.o")))
 
     return _once(_folder(flags, wgpu_folder() if device else None) / "libcml.a", make)
 
 
-def _flags(flags: tuple[str, ...], device: bool) -> tuple[str, ...]:
-    where = (f"-isystem{wgpu_folder()}",) if device else ()
+def _flags(flags: tuple[str, ...], device: bool, vulkan: bool) -> tuple[str, ...]:
+    where = (f"-isystem{wgpu_folder()}",) if device else ("-DCML_VULKAN",) if vulkan else ()
     return (*STRICT, *flags, *INCLUDES, *where)
 
 
-def build(source: str, *flags: str, device: bool = False) -> Path:
+def build(source: str, *flags: str, device: bool = False, vulkan: bool = False) -> Path:
     """Builds a program from one source and the player, and returns the program's path.
 
     The source is a tool or example of ``players/c``, or a file beside the tests. With ``device``
-    the program is linked with wgpu-native.
+    the program is linked with wgpu-native, with ``vulkan`` with the loader of Vulkan.
     """
     flags = flags or ("-O2",)
-    library = player_library(flags, device)
+    library = player_library(flags, device, vulkan)
     folders = (PLAYER / "tools", PLAYER / "example", HERE)
     file = next(folder / source for folder in folders if (folder / source).exists())
     linked: list[str | Path] = [library]
     if device:
         linked += [wgpu_library(), f"-Wl,-rpath,{wgpu_folder()}"]
-    command: list[str | Path] = [need_gcc(), *_flags(flags, device)]
+    if vulkan:
+        linked += ["-lvulkan"]
+    command: list[str | Path] = [need_gcc(), *_flags(flags, device, vulkan)]
     if file.suffix == ".cpp":
         command[:2] = [need_gcc("g++"), "-std=c++17"]
     return _once(

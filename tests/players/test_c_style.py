@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +44,11 @@ def test_gcc_analyzer_finds_nothing(tmp_path):
     flags = ("-std=c99", "-O1", "-fanalyzer", "-Werror", "-c", *INCLUDES)
     where = f"-isystem{wgpu_folder()}"
     run_compiler(need_gcc(), *flags, where, *sources(device=True), cwd=tmp_path)
+    if Path("/usr/include/vulkan").is_dir():
+        # it loses track of lists when a driver's function is called; test_vulkan.py counts blocks
+        unsure = "-Wno-analyzer-malloc-leak"
+        file = PLAYER / "backends" / "vulkan.c"
+        run_compiler(need_gcc(), *flags, unsure, file, cwd=tmp_path)
 
 
 def test_the_header_has_the_version_of_the_package():
@@ -57,7 +63,7 @@ def test_every_function_of_the_header_is_exported_and_defined():
     functions = [(before, name) for before, name in declared if "typedef" not in before]
     assert len(functions) > 25
     assert all("CML_API" in before for before, _ in functions), functions
-    code = "".join(file.read_text() for file in sources(device=True))
+    code = "".join(file.read_text() for file in sources(device=True, vulkan=True))
     assert not [name for _, name in functions if not re.search(rf"\b{name}\([^;]*?\) {{", code)]
 
 
@@ -86,11 +92,11 @@ def test_only_the_backend_knows_webgpu():
 
 
 def test_a_backend_fills_the_whole_table():
-    """Both backends fill every function of the table, except those that may be NULL."""
+    """The backends fill every function of the table, except those that may be NULL."""
     table = (PLAYER / "include" / "cml_backend.h").read_text().split("struct cml_backend {")[1]
     names = re.findall(r"\(\*(\w+)\)", table.split("};")[0])
     assert 20 <= len(names) <= 26
-    for file, missing in (("null.c", set()), ("webgpu.c", {"barrier"})):
+    for file, missing in (("null.c", set()), ("vulkan.c", set()), ("webgpu.c", {"barrier"})):
         text = (PLAYER / "backends" / file).read_text()
         assert {name for name in names if f".{name} =" not in text} == missing, file
 

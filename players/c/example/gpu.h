@@ -1,13 +1,9 @@
-/* What hosts share: a device, as an engine has one already, and a network that is loaded on it.
- * Problems go to stderr. */
+/* A device of webgpu.h, as an engine has one already. Problems go to stderr. */
 #ifndef CML_EXAMPLE_GPU_H
 #define CML_EXAMPLE_GPU_H
 
 #include "cml_webgpu.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "common.h"
 
 typedef struct gpu {
     WGPUInstance instance;
@@ -101,10 +97,6 @@ static inline int gpu_create(gpu *g, const cml_requirements *needs) {
     return 1;
 }
 
-static inline void print_error(const cml_error *error) {
-    fprintf(stderr, "%s: %s\n", cml_status_name(error->status), error->text);
-}
-
 /* Finds an adapter and creates a device that suits a cooked file. Returns 0 if there is none. */
 static inline int gpu_open(gpu *g, const void *bytes, size_t size) {
     cml_requirements needs;
@@ -115,11 +107,6 @@ static inline int gpu_open(gpu *g, const void *bytes, size_t size) {
         return gpu_create(g, &needs);
     print_error(&error);
     return 0;
-}
-
-static inline void print_log(void *unused, cml_log_level level, const char *message) {
-    (void)unused;
-    fprintf(stderr, "%s%s\n", level == CML_LOG_INFO ? "" : "warning: ", message);
 }
 
 /* Fills in the table of functions by which the player uses the device. */
@@ -133,28 +120,15 @@ static inline cml_status gpu_fill(const gpu *g, cml_backend *backend, cml_error 
     return cml_webgpu_fill(&webgpu, backend, error);
 }
 
-/* Loads and builds a network, as behind a loading screen; `bytes` are not needed any more then.
- * Returns 0 if that fails. */
-static inline int gpu_load(gpu *g, const void *bytes, size_t size, cml_scheduler **scheduler,
-                           cml_net **net) {
-    cml_backend backend;
-    cml_options options;
-    cml_error error;
-    cml_status status;
-    memset(&options, 0, sizeof options);
-    options.backend = &backend;
-    options.log = print_log;
-    status = gpu_fill(g, &backend, &error);
-    if (status == CML_OK) status = cml_create(&options, scheduler, &error);
-    if (status == CML_OK) status = cml_load(*scheduler, bytes, size, CML_TRUSTED, net, &error);
-    if (status == CML_OK)
-        while ((status = cml_build(*net, 10.0, &error)) == CML_PENDING) {}
-    if (status != CML_OK) print_error(&error);
-    return status == CML_OK;
+/* Begins the commands of a frame. */
+static inline void *gpu_begin(gpu *g, const cml_backend *unused) {
+    (void)unused;
+    return wgpuDeviceCreateCommandEncoder(g->device, NULL);
 }
 
 /* Submits a frame's commands: the one submit of a frame, the engine's own. */
-static inline void gpu_submit(gpu *g, WGPUCommandEncoder encoder) {
+static inline void gpu_submit(gpu *g, void *begun) {
+    WGPUCommandEncoder encoder = (WGPUCommandEncoder)begun;
     WGPUCommandBuffer commands = wgpuCommandEncoderFinish(encoder, NULL);
     wgpuQueueSubmit(g->queue, 1, &commands);
     wgpuCommandBufferRelease(commands);
@@ -170,32 +144,22 @@ static inline void gpu_wait(gpu *g) {
 #endif
 }
 
+/* Throws a frame's commands away. */
+static inline void gpu_discard(gpu *g, void *encoder) {
+    (void)g;
+    wgpuCommandEncoderRelease((WGPUCommandEncoder)encoder);
+}
+
+static inline void gpu_wait_idle(gpu *g, const cml_backend *unused) {
+    (void)unused;
+    gpu_wait(g);
+}
+
 static inline void gpu_close(gpu *g) {
     if (g->queue != NULL) wgpuQueueRelease(g->queue);
     if (g->device != NULL) wgpuDeviceRelease(g->device);
     if (g->adapter != NULL) wgpuAdapterRelease(g->adapter);
     if (g->instance != NULL) wgpuInstanceRelease(g->instance);
-}
-
-/* Copies a text and ends it with a zero. */
-static inline void copy_text(char *to, size_t room, cml_text text) {
-    snprintf(to, room, "%.*s", (int)text.length, text.data);
-}
-
-/* Reads a whole file. Returns NULL, and names the file on stderr, if it cannot be read. */
-static inline void *read_whole(const char *path, size_t *size) {
-    FILE *in = fopen(path, "rb");
-    if (in == NULL) {
-        fprintf(stderr, "cannot read '%s'\n", path);
-        return NULL;
-    }
-    fseek(in, 0, SEEK_END);
-    long end = ftell(in);
-    rewind(in);
-    char *data = (char *)malloc(end > 0 ? (size_t)end : 1);
-    *size = data == NULL || end < 0 ? 0 : fread(data, 1, (size_t)end, in);
-    fclose(in);
-    return data;
 }
 
 #endif

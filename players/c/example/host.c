@@ -3,17 +3,24 @@
  *     host NET.cml [INPUT=FILE ...] [BUDGET_MS]
  *
  * Files hold plain numbers of 4 bytes; inputs without a file are zeros. Each output is written to
- * OUTPUT.bin. An engine has its own device and frames: gpu.h and the encoder below. */
+ * OUTPUT.bin. An engine has its own device and frames: gpu.h (WebGPU) or vulkan_gpu.h, and
+ * play_frame below. */
+#ifdef CML_VULKAN
+#include "vulkan_gpu.h"
+#else
 #include "gpu.h"
+#endif
 
 enum { MAX_TENSORS = 64 };
 
+static cml_backend backend; /* the functions of the device */
+
 /* Encodes, submits and ends one frame. */
 static void play_frame(gpu *g, cml_scheduler *scheduler, double budget_ms) {
-    WGPUCommandEncoder encoder = wgpuDeviceCreateCommandEncoder(g->device, NULL);
+    void *commands = gpu_begin(g, &backend);
     /* an engine encodes its own passes here */
-    cml_encode(scheduler, encoder, budget_ms);
-    gpu_submit(g, encoder);
+    cml_encode(scheduler, commands, budget_ms);
+    gpu_submit(g, commands);
     gpu_wait(g);
     cml_end_frame(scheduler);
 }
@@ -107,6 +114,7 @@ int main(int argc, char **argv) {
     gpu g;
     cml_scheduler *scheduler;
     cml_net *net;
+    cml_error error;
     size_t size = 0;
     void *bytes = argc > 1 ? read_whole(argv[1], &size) : NULL;
     double budget_ms = 4.0;
@@ -117,11 +125,16 @@ int main(int argc, char **argv) {
     }
     if (bytes == NULL) return 2;
     if (!gpu_open(&g, bytes, size)) return 3;
-    if (!gpu_load(&g, bytes, size, &scheduler, &net)) return 1;
+    if (gpu_fill(&g, &backend, &error) != CML_OK) {
+        print_error(&error);
+        return 1;
+    }
+    if (!load_network(&backend, bytes, size, &scheduler, &net)) return 1;
     free(bytes);
     int code = play(&g, scheduler, net, argv + 2, argc - 2, budget_ms);
+    gpu_wait_idle(&g, &backend);
     cml_unload(scheduler, net);
     cml_destroy(scheduler);
     gpu_close(&g);
-    return code;
+    return g.errors > 0 ? 1 : code;
 }

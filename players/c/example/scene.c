@@ -339,6 +339,8 @@ int main(int argc, char **argv) {
     engine e;
     cml_scheduler *scheduler;
     cml_net *net;
+    cml_backend backend;
+    cml_error error;
     cml_shape in, out;
     if (argc < 3 || frames < 1 || frames > MAX_FRAMES) {
         fprintf(stderr, "usage: scene NET.cml PICTURE.ppm [FRAMES] [BUDGET_MS]\n");
@@ -346,7 +348,9 @@ int main(int argc, char **argv) {
     }
     if (bytes == NULL) return 2;
     if (!gpu_open(&e.g, bytes, size)) return 3;
-    if (!gpu_load(&e.g, bytes, size, &scheduler, &net)) return 1;
+    if (gpu_fill(&e.g, &backend, &error) != CML_OK ||
+        !load_network(&backend, bytes, size, &scheduler, &net))
+        return 1;
     free(bytes);
     if (cml_get_input_shape(net, 0, &in) != CML_OK || !is_picture(&in) ||
         cml_get_output_shape(net, 0, &out) != CML_OK || !is_picture(&out)) {

@@ -6,7 +6,7 @@
  *
  * - `user` is cml_backend.user. Handles are the backend's own; the player only compares them with
  *   NULL. A handle that a function returned is valid until the player releases it.
- * - No function may wait for the GPU, nor call back into the player.
+ * - No function but destroy() may wait for the GPU, and none may call back into the player.
  * - Functions marked [frame] are called on the thread that calls cml_encode and cml_end_frame.
  *   Functions marked [any] are also called by cml_load and cml_build, on the thread of these, while
  *   another thread may be in a frame.
@@ -87,7 +87,8 @@ enum {
 struct cml_backend {
     void *user;
 
-    /* Frees the backend; nothing is called after it. All objects have been released. [frame] */
+    /* Frees the backend; nothing is called after it. All objects have been released. It may wait
+     * for uploads of its own. [frame] */
     void (*destroy)(void *user);
     /* Fills in the device's facts and returns 1. With `could_be`, what a device of the same
      * hardware could have if the host requested more, for better messages; returns 0 if unknown.

@@ -11,12 +11,13 @@ static int fits(const cml_device_info *device, const file *f, const plan *p, cha
                 size_t room) {
     const plan_head *row = p->row;
     uint64_t groups = 0, width = device->groups_per_dimension;
-    int uses_half = 0, lacks_wgsl = 0;
+    int uses_half = 0, lacks_wgsl = 0, lacks_spirv = 0;
     for (uint32_t i = 0; i < row->steps.count; i++) {
         const kernel_row *k = &f->kernels[p->steps[i].kernel];
         groups = max_u64(groups, p->steps[i].groups);
         if (k->flags & COOKED_F16) uses_half = 1;
         if (k->wgsl.nbytes == 0) lacks_wgsl = 1;
+        if (k->spirv.nbytes == 0) lacks_spirv = 1;
     }
     const struct {
         const char *what;
@@ -36,6 +37,7 @@ static int fits(const cml_device_info *device, const file *f, const plan *p, cha
         {"workgroups", groups, width * width, 0},
         {"shader-f16", (uint64_t)uses_half, (uint64_t)device->has_half, 0},
         {"kernels in WGSL", f->only_wgsl && lacks_wgsl, 0, 0},
+        {"kernels in SPIR-V", (uint64_t)lacks_spirv, (uint64_t)device->takes_wgsl, 0},
     };
     for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {
         uint64_t needed = needs[i].needed, got = needs[i].got;
@@ -57,6 +59,10 @@ typedef struct choice {
  */
 static cml_status choose_plan(const cml_device_info *device, file *f, plan *p, choice *chosen) {
     const block *before = f->memory->blocks;
+    if (f->only_wgsl && !device->takes_wgsl)
+        return cml__fail(f->error, CML_ERROR_STALE,
+                         "the file is not trusted, and this device takes kernels as SPIR-V only, "
+                         "which cannot be checked: pass CML_TRUSTED if the file is your own");
     for (int is_second = 0; is_second < 2; is_second++) {
         for (uint32_t i = 0; i < f->plan_count; i++) {
             TRY(cml__open_plan(f, i, p));

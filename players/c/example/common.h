@@ -1,0 +1,59 @@
+/* What hosts share on any device. Problems go to stderr. */
+#ifndef CML_EXAMPLE_COMMON_H
+#define CML_EXAMPLE_COMMON_H
+
+#include "cml_backend.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static inline void print_error(const cml_error *error) {
+    fprintf(stderr, "%s: %s\n", cml_status_name(error->status), error->text);
+}
+
+static inline void print_log(void *unused, cml_log_level level, const char *message) {
+    (void)unused;
+    fprintf(stderr, "%s%s\n", level == CML_LOG_INFO ? "" : "warning: ", message);
+}
+
+/* Loads and builds a network, as behind a loading screen; `bytes` are not needed any more then. The
+ * scheduler takes over the backend. Returns 0 if that fails. */
+static inline int load_network(const cml_backend *backend, const void *bytes, size_t size,
+                               cml_scheduler **scheduler, cml_net **net) {
+    cml_options options;
+    cml_error error;
+    cml_status status;
+    memset(&options, 0, sizeof options);
+    options.backend = backend;
+    options.log = print_log;
+    status = cml_create(&options, scheduler, &error);
+    if (status == CML_OK) status = cml_load(*scheduler, bytes, size, CML_TRUSTED, net, &error);
+    if (status == CML_OK)
+        while ((status = cml_build(*net, 10.0, &error)) == CML_PENDING) {}
+    if (status != CML_OK) print_error(&error);
+    return status == CML_OK;
+}
+
+/* Copies a text and ends it with a zero. */
+static inline void copy_text(char *to, size_t room, cml_text text) {
+    snprintf(to, room, "%.*s", (int)text.length, text.data);
+}
+
+/* Reads a whole file. Returns NULL, and names the file on stderr, if it cannot be read. */
+static inline void *read_whole(const char *path, size_t *size) {
+    FILE *in = fopen(path, "rb");
+    if (in == NULL) {
+        fprintf(stderr, "cannot read '%s'\n", path);
+        return NULL;
+    }
+    fseek(in, 0, SEEK_END);
+    long end = ftell(in);
+    rewind(in);
+    char *data = (char *)malloc(end > 0 ? (size_t)end : 1);
+    *size = data == NULL || end < 0 ? 0 : fread(data, 1, (size_t)end, in);
+    fclose(in);
+    return data;
+}
+
+#endif

@@ -1,0 +1,88 @@
+/* The backend for Vulkan 1.1 and newer, on the device and in the command buffers of the host.
+ *
+ *     cml_vulkan_fill(&vulkan, &backend, &error);     then cml_create with it
+ *     cml_vulkan_begin(&backend, number);             in each frame: its number, which grows
+ *     cml_encode(scheduler, command_buffer, 4.0);     recording, outside of a render pass
+ *     vkQueueSubmit(…);                               one submit, the host's
+ *     cml_end_frame(scheduler);
+ *     cml_vulkan_completed(&backend, number);         all frames up to this number have run
+ *
+ * cml_tensor.buffer points to a VkBuffer. Its content was written by a copy: a frame that uses it
+ * first makes VK_ACCESS_TRANSFER_WRITE_BIT of VK_PIPELINE_STAGE_TRANSFER_BIT available to that
+ * use. cml_input.buffer points to a cml_vulkan_buffer, which is copied: its content must be
+ * available to VK_ACCESS_TRANSFER_READ_BIT when the frame begins. The player leaves a pipeline, a
+ * descriptor set and nothing else bound.
+ *
+ * cml_create, cml_load and cml_build submit to `queue` too: uploads, never waiting for them. */
+#ifndef CML_VULKAN_H
+#define CML_VULKAN_H
+
+#include "cml_backend.h"
+
+#include <vulkan/vulkan.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A range of device memory of the host's allocator. */
+typedef struct cml_vulkan_memory {
+    VkDeviceMemory memory;
+    VkDeviceSize offset;
+    void *mapped; /* required for host-visible memory, which stays mapped */
+    void *handle; /* the host's own */
+} cml_vulkan_memory;
+
+/* The source of device memory. `wanted` of a memory type are required, `preferred` are not.
+ * Returns 0 without memory. With VMA: vmaAllocateMemory, vmaGetAllocationInfo, vmaFreeMemory. */
+typedef struct cml_vulkan_allocator {
+    int (*allocate)(void *user, const VkMemoryRequirements *requirements,
+                    VkMemoryPropertyFlags wanted, VkMemoryPropertyFlags preferred,
+                    cml_vulkan_memory *memory);
+    void (*release)(void *user, const cml_vulkan_memory *memory);
+    void *user;
+} cml_vulkan_allocator;
+
+typedef struct cml_vulkan {           /* 0 and NULL choose the default */
+    VkInstance instance;              /* required, of Vulkan 1.1 */
+    VkPhysicalDevice physical_device; /* required */
+    VkDevice device;                  /* required */
+    VkQueue queue;                    /* required: of compute, the one of the frames */
+    uint32_t queue_family;            /* of the queue */
+    PFN_vkGetInstanceProcAddr get_instance_proc_addr; /* required */
+    VkPipelineCache pipeline_cache;
+    /* shaderFloat16, storageBuffer16BitAccess and uniformAndStorageBuffer16BitAccess are enabled */
+    int has_half;
+    VkSemaphore timeline; /* signalled with the frames' numbers; else cml_vulkan_completed */
+    PFN_vkGetSemaphoreCounterValue get_counter_value; /* required with a timeline */
+    cml_vulkan_allocator memory;                      /* else blocks of 16 MiB */
+    cml_allocator allocator;
+    /* Both required if cml_load or cml_build runs beside frames; the host holds the same lock when
+     * it submits to the queue. */
+    void (*lock)(void *user);
+    void (*unlock)(void *user);
+    void *lock_user;
+    int is_staged; /* uploads by copies also where device memory is visible to the host */
+} cml_vulkan;
+
+typedef struct cml_vulkan_buffer { /* for cml_input.buffer; must outlive the job's frames */
+    VkBuffer buffer;               /* with VK_BUFFER_USAGE_TRANSFER_SRC_BIT */
+    VkDeviceSize bytes;
+} cml_vulkan_buffer;
+
+/* Fills in a backend, to be passed to cml_create. Wait for the device before cml_destroy.
+ * Errors: INPUT: something is missing, Vulkan is older than 1.1, or the queue cannot compute;
+ * MEMORY. */
+CML_API cml_status cml_vulkan_fill(const cml_vulkan *vulkan, cml_backend *backend,
+                                   cml_error *error);
+
+/* States the number of the frame that is encoded next; numbers of frames never shrink. */
+CML_API void cml_vulkan_begin(const cml_backend *backend, uint64_t number);
+
+/* States that all frames up to this number have run, or never will. */
+CML_API void cml_vulkan_completed(const cml_backend *backend, uint64_t number);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
