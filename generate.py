@@ -76,7 +76,7 @@ PLANNING: dict[str, float] = {
     "TELLING_LAUNCHES": cost_model._TELLING,
     "TELLING_SHARE": frame_timings._TELLING,
     "LEAST_AIM": margin.LEAST_SHARE,
-    "REST_EVERY": back_off._SKIP_EVERY,
+    "SKIP_EVERY": back_off._SKIP_EVERY,
 }
 
 

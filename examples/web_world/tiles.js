@@ -1,7 +1,7 @@
 // @ts-check
 /** Tiles of the demo game's world (demo_game/world/tile.py), made by its networks. */
 
-import { load } from "./cml.js";
+import { loadCooked } from "./cml.js";
 
 export const CELLS = 56, LEVEL = 1, CELL_M = 4 * 2 ** LEVEL, SPAN = CELLS * CELL_M, SEED = 7;
 /** by which an integer network's numbers are whole */
@@ -22,7 +22,7 @@ const WORDS = 256;
  */
 export async function loadWorld(device, fetched) {
   const chain = JSON.parse(new TextDecoder().decode(await fetched("chain.json")));
-  const all = Object.keys(chain.sources).map(async (name) => [name, await load(device, await fetched(`${name}.cml`))]);
+  const all = Object.keys(chain.sources).map(async (name) => [name, await loadCooked(device, await fetched(`${name}.cml`))]);
   return { chain, networks: Object.fromEntries(await Promise.all(all)) };
 }
 

@@ -6,7 +6,7 @@
  *     deno run -A players/web/check.js net.cml [other.cml] [--profile portable]
  */
 
-import { CookedFile, Scheduler, load, planFrame, requestDevice } from "./cml.js";
+import { CookedFile, Scheduler, loadCooked, planFrame, requestDevice } from "./cml.js";
 
 /** @typedef {import("./cml.js").Numbers} Numbers */
 
@@ -78,7 +78,7 @@ export async function checkGolden(gpu, bytes, profile, budgetMs = 2, parts = 200
   const file = await CookedFile.open(bytes), golden = await file.golden();
   if (!golden) throw new Error(`'${file.name}' has no golden input`);
   if (profile) file.plans = file.plans.filter((plan) => plan.profile === profile);
-  const network = await load(gpu, file), inputs = await someInputs(network);
+  const network = await loadCooked(gpu, file), inputs = await someInputs(network);
   const unsliced = await network.run(inputs);
   const error = Math.max(...golden.outputs.map(({ name, data }) => farthest(data, unsliced[name])));
   const frames = [];

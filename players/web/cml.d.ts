@@ -89,7 +89,7 @@ export interface Limits {
   steps: number;
 }
 
-/** Options of {@link load}. */
+/** Options of {@link loadCooked}. */
 export interface LoadOptions {
   /** Usages of the outputs' buffers besides storage and copies, such as `GPUBufferUsage.VERTEX`. */
   outputUsage?: number;
@@ -114,17 +114,17 @@ export function requestDevice(options?: GPURequestAdapterOptions): Promise<GPUDe
  * @throws {CmlError} `CorruptArtifact`, `StaleArtifact`, `InputError` (over a limit), `KernelError` or
  * `DeviceError`.
  */
-export function load(
+export function loadCooked(
   device: GPUDevice,
   file: ArrayBuffer | Uint8Array | CookedFile,
   options?: LoadOptions,
 ): Promise<Network>;
 
-/** A cooked file that was read and checked. Give it to {@link load}, on several devices if needed. */
+/** A cooked file that was read and checked. Give it to {@link loadCooked}, on several devices if needed. */
 export class CookedFile {
   private constructor();
   /**
-   * Reads a file and checks it, except the weights and kernels, which {@link load} checks.
+   * Reads a file and checks it, except the weights and kernels, which {@link loadCooked} checks.
    *
    * @throws {CmlError} `CorruptArtifact`, `StaleArtifact` or `InputError` (over a limit).
    */
@@ -136,7 +136,7 @@ export class CookedFile {
   get name(): string;
 }
 
-/** A network on a device. {@link load} creates it. */
+/** A network on a device. {@link loadCooked} creates it. */
 export class Network {
   private constructor();
   /** The name of the model. */

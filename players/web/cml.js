@@ -3,7 +3,7 @@
  * Plays cooked networks (docs/cooked.md) on WebGPU, in parts, within a budget of milliseconds per
  * frame. One module, nothing else needed.
  *
- *     const network = await load(device, await (await fetch("net.cml")).arrayBuffer());
+ *     const network = await loadCooked(device, await (await fetch("net.cml")).arrayBuffer());
  *     const scheduler = new Scheduler(device, { frameMs: 1000 / 60, budgetMs: 4 });
  *     const job = scheduler.submit(network, { image: pixels });
  *     // in every frame of the host's loop
@@ -173,7 +173,7 @@ const LONGEST = 60;
 const TELLING_LAUNCHES = 8;
 const TELLING_SHARE = 0.25;
 const LEAST_AIM = 0.125;
-const REST_EVERY = 48;
+const SKIP_EVERY = 48;
 const MOST_BYTES = 281474976710656, MOST_AMOUNT = 1e+300;
 const SINGLE_SECTIONS = ['strings', 'kernels', 'code', 'values', 'guess', 'golden', 'meta', 'graph'];
 /** @type {Limits} */ const LIMITS = {code_bytes: 67108864, device_bytes: 2147483648, kernels: 4096, steps: 16384};
@@ -1267,7 +1267,7 @@ class Feedback {
   /** @type {InFlight[]} */ _awaited = [];
   /** @type {InFlight | null} */ _encoded = null;
   /** @type {number | null} */ endedMs = null;
-  backOff = 1; intervals = 0; without = 0; sinceRest = REST_EVERY; restDue = false;
+  backOff = 1; intervals = 0; without = 0; sinceSkip = SKIP_EVERY; skipDue = false;
   /** @param {boolean} wallClock @param {number} frameMs */ constructor(wallClock, frameMs) {
     this._wallClock = wallClock;
     this._frameMs = this.usualMs = this.intervalMs = frameMs;
@@ -1303,20 +1303,20 @@ class Feedback {
     if (before === null) return;
     const interval = Math.min(nowMs - before, LONGEST * this._frameMs);
     this.intervalMs += Math.max(SMOOTHED, 1 / ++this.intervals) * (interval - this.intervalMs);
-    if (!this._wallClock || this._isLate(interval, parts.length > 0)) return;
+    if (!this._wallClock || this.judge(interval, parts.length > 0)) return;
     // a frame in time confirms the estimates of its steps
     const guessed = parts.filter(([step]) => !model.samples(step));
     model.learn(guessed, sum(guessed.map(([step, count]) => model.predictMs(step, count))));
   }
   /** Returns true if a frame was late and its networks may be the reason. @param {number} interval @param {boolean} some */
-  _isLate(interval, some) {
+  judge(interval, some) {
     const late = interval > LATE * this.usualMs, most = this.backOff === MOST_BACK_OFF;
     this.without = some ? 0 : this.without + 1;
-    this.sinceRest = this.without > 1 ? 0 : this.sinceRest + 1;
-    if (this.without > 1) this.restDue = false;
+    this.sinceSkip = this.without > 1 ? 0 : this.sinceSkip + 1;
+    if (this.without > 1) this.skipDue = false;
     const weight = this.without === 2 ? 1 : this.without || (late && most) ? BELIEVED : interval < this.usualMs ? SMOOTHED : 0;
     this.usualMs += weight * (Math.max(interval, this._frameMs) - this.usualMs);
-    if (late && some && this.sinceRest > REST_EVERY) this.restDue = true;
+    if (late && some && this.sinceSkip > SKIP_EVERY) this.skipDue = true;
     else if (late && some) this.backOff = Math.min(MOST_BACK_OFF, this.backOff * GROWTH);
     else this.backOff = 1 + (this.backOff - 1) * DECAY ** (interval / this._frameMs);
     return late;
@@ -1604,7 +1604,7 @@ export class Scheduler {
     if (isMs(budgetMs)) this._budgetMs = budgetMs;
     const aim = this.aimMs ?? this.costModel.aimMs(this._budgetMs) / this.feedback.backOff;
     /** @type {FrameReport} */ const report = {
-      frame: this.frame, nowMs, budgetMs: this._budgetMs, aimMs: this.rests || this.feedback.restDue ? 0 : aim, slices: [],
+      frame: this.frame, nowMs, budgetMs: this._budgetMs, aimMs: this.rests || this.feedback.skipDue ? 0 : aim, slices: [],
       reason: "frame not ended", finished: [], predictedMs: 0, measuredMs: null, planned: true,
       cpuMs: 0, encodeMs: 0,
     };
@@ -1907,7 +1907,7 @@ const scratch = new Uint32Array(4);
  * @param {{outputUsage?: number, limits?: Partial<Limits>}} options `outputUsage`: of the outputs' buffers, beside storage
  *   and copies (as GPUBufferUsage.VERTEX); `limits`: other than the defaults for what the file may take
  */
-export async function load(gpu, source, options = {}) {
+export async function loadCooked(gpu, source, options = {}) {
   const file = source instanceof CookedFile ? source : await CookedFile.open(source, options.limits);
   const device = Device.of(gpu);
   const network = new Network(file, choosePlan(file, device), device, options.outputUsage ?? 0);
@@ -1920,7 +1920,7 @@ export async function load(gpu, source, options = {}) {
   return network;
 }
 
-/** A network on a device; {@link load} makes it. */
+/** A network on a device; {@link loadCooked} makes it. */
 export class Network {
   ready = false;
   busy = false;
@@ -2272,7 +2272,7 @@ export class Executor {
   check() { this.device.check(); }
   /** @param {any} network @param {Record<string, any>} inputs */ accept(network, inputs) {
     if (network instanceof Network && network.device === this.device) return acceptAll(network, inputs);
-    throw refused("submit a network that load() made on the scheduler's own device");
+    throw refused("submit a network that loadCooked() made on the scheduler's own device");
   }
   /** @param {number} frame */ _begin(frame) {
     const slot = this._free.shift();

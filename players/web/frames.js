@@ -8,7 +8,7 @@
  * control dispatch of fixed size, a number of operators per frame, and the whole network in one frame.
  */
 
-import { CookedFile, Executor, Scheduler, load, requestDevice } from "./cml.js";
+import { CookedFile, Executor, Scheduler, loadCooked, requestDevice } from "./cml.js";
 import { isIdentical, playJob, someInputs, submitFrame } from "./check.js";
 
 /** @typedef {import("./cml.js").Network} Network */
@@ -48,7 +48,7 @@ function control(network, scheduler) {
  */
 export async function measureFrames(gpu, bytes, { budgetMs = 4, frameMs = 1000 / 60, frames = 600, layers = 4 } = {}) {
   if (!gpu.features.has("timestamp-query")) throw new Error("wanted a device with timestamps");
-  const file = await CookedFile.open(bytes), network = await load(gpu, file), other = await load(gpu, file);
+  const file = await CookedFile.open(bytes), network = await loadCooked(gpu, file), other = await loadCooked(gpu, file);
   const inputs = await someInputs(network), reference = await network.run(inputs);
   await other.run(inputs);
   const scheduler = new Scheduler(gpu, { frameMs, budgetMs }), executor = Executor.on(gpu);

@@ -2,7 +2,7 @@
 /// <reference lib="dom" />
 /** The exported page: a scene that is drawn in every frame, and a network that runs in slices beside it. */
 
-import { Scheduler, getOrMake, load, requestDevice } from "./cml.js";
+import { Scheduler, getOrMake, loadCooked, requestDevice } from "./cml.js";
 import { farthest, someInputs } from "./check.js";
 import { Painter, pixels, tiles } from "./picture.js";
 import { Scene } from "./scene.js";
@@ -339,7 +339,7 @@ async function begin() {
   const bytes = await (await fetch(model.file)).arrayBuffer();
   const mega = (bytes.byteLength / 2 ** 20).toFixed(1);
   element("about").textContent = `${mega} MiB: uploading, and building the kernels; the scene goes on`;
-  const start = performance.now(), network = await load(device, bytes);
+  const start = performance.now(), network = await loadCooked(device, bytes);
   element("about").textContent = `${network.steps.length} ${network.steps.length === 1 ? "dispatch" : "dispatches"}, ${mega} MiB, plan '${network.plan.profile}', ` +
     `ready in ${((performance.now() - start) / 1000).toFixed(1)} s on ${network.device.name}`;
   work = model.picture ? new Enlarging(device, network, model) : new Running(device, network);

@@ -61,7 +61,7 @@ function resume(scheduler, options) {
   const { feedback } = options, { intervals, without } = feedback;
   Object.assign(scheduler.feedback, {
     backOff: feedback.factor, usualMs: feedback.usual_ms, endedMs: feedback.ended_ms, intervalMs: feedback.interval_ms,
-    intervals, without, sinceRest: feedback.since_skip, restDue: feedback.skip_due,
+    intervals, without, sinceSkip: feedback.since_skip, skipDue: feedback.skip_due,
   });
   scheduler.frame = options.frame;
 }

@@ -215,8 +215,18 @@ static void nonsense(void) {
     WANT(cml_encode(s, encoder, 4.0)->reason == CML_REASON_FRAME_NOT_ENDED);
     gpu_discard(&g, encoder);
     cml_abandon_frame(s);
-    budget = -1.0; /* is the last one that was a time */
+    budget = -3.0; /* is the last one that was a time */
     done(job);
+    budget = 0.5;
+    WANT(cml_encode(s, encoder = gpu_begin(&g, &backend), budget)->budget_ms < 0.6);
+    cml_abandon_frame(s);
+    gpu_discard(&g, encoder);
+    WANT(cml_encode(s, encoder = gpu_begin(&g, &backend), -2.0)->budget_ms < 0.6);
+    cml_abandon_frame(s);
+    gpu_discard(&g, encoder);
+    WANT(cml_encode(s, encoder = gpu_begin(&g, &backend), CML_BUDGET)->budget_ms > 3.9);
+    cml_abandon_frame(s);
+    gpu_discard(&g, encoder);
     budget = 0.0;
     job = submitted(NULL);
     frame(SUBMIT);
@@ -233,7 +243,7 @@ static void unloads(void) {
     for (i = 0; i < 100; i++) { /* more networks than there may be jobs: none is released */
         done(job = submitted(NULL));
         cml_net *old = net;
-        WANT(cml_load(s, bytes, size, CML_TRUSTED, &net, &error) == CML_OK && net != old);
+        WANT(cml_load_cooked(s, bytes, size, CML_TRUSTED, &net, &error) == CML_OK && net != old);
         WANT(submit_after(job, &taker) == CML_OK);
         /* between encode and abandon what was encoded for the taker is taken back */
         void *encoder = i % 2 ? encoded() : NULL;
@@ -290,7 +300,7 @@ static void requirements(void) {
     WANT(cml_create(&options, &other, &error) == CML_OK);
     WANT(strstr(logged[CML_LOG_WARNING], "timestamp-query") != NULL);
     cml_net *portable;
-    WANT(cml_load(other, bytes, size, CML_TRUSTED, &portable, &error) == CML_OK);
+    WANT(cml_load_cooked(other, bytes, size, CML_TRUSTED, &portable, &error) == CML_OK);
     WANT(strcmp(logged[CML_LOG_INFO], "the network has the profile 'portable'") == 0);
     WANT(strstr(logged[CML_LOG_WARNING], "'software' needs ") != NULL);
     WANT(strstr(logged[CML_LOG_WARNING], "could run a better profile") != NULL);
@@ -349,7 +359,7 @@ int main(int argc, char **argv) {
             WANT(gpu_fill(&g, &backend, &error) == CML_OK);
             if (strcmp(argv[1], "unordered") == 0) backend.barrier = NULL;
             WANT(cml_create(&options, &s, &error) == CML_OK);
-            WANT(cml_load(s, bytes, size, CML_TRUSTED, &net, &error) == CML_OK);
+            WANT(cml_load_cooked(s, bytes, size, CML_TRUSTED, &net, &error) == CML_OK);
             cases[i].run();
             gpu_wait_idle(&g, &backend);
             cml_destroy(s);

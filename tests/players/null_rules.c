@@ -105,7 +105,7 @@ static void play(const char *path, double budget) {
     void *bytes = read_whole(path, &size);
     WANT(cml_null_fill(&null, &b, &error) == CML_OK);
     WANT(cml_create(&options, &s, &error) == CML_OK);
-    WANT(cml_load(s, bytes, size, CML_TRUSTED, &net, &error) == CML_OK);
+    WANT(cml_load_cooked(s, bytes, size, CML_TRUSTED, &net, &error) == CML_OK);
     cml_get_output_shape(net, 0, &output);
     cml_get_input_shape(net, 0, &input);
     void *buffer = cml_null_create_buffer(&b, input.bytes + 256);

@@ -173,7 +173,7 @@ static void load(void) {
     cml_net **net = some_net(0);
     if (net == NULL) return;
     uint32_t flags = below(2) ? CML_TRUSTED : 0;
-    cml_status status = cml_load(scheduler, bytes, size, flags, net, &error);
+    cml_status status = cml_load_cooked(scheduler, bytes, size, flags, net, &error);
     /* with Vulkan, kernels of a file that is not trusted are refused */
     WANT(status == CML_OK || status == CML_ERROR_MEMORY ||
          (status == CML_ERROR_STALE && flags == 0));

@@ -28,7 +28,8 @@ static inline int load_network(const cml_backend *backend, const void *bytes, si
     options.backend = backend;
     options.log = print_log;
     status = cml_create(&options, scheduler, &error);
-    if (status == CML_OK) status = cml_load(*scheduler, bytes, size, CML_TRUSTED, net, &error);
+    if (status == CML_OK)
+        status = cml_load_cooked(*scheduler, bytes, size, CML_TRUSTED, net, &error);
     if (status == CML_OK)
         while ((status = cml_build(*net, 10.0, &error)) == CML_PENDING) {}
     if (status != CML_OK) print_error(&error);

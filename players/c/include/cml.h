@@ -89,7 +89,7 @@ typedef struct cml_limits {
     uint32_t steps;        /* of a plan; 16384 */
 } cml_limits;
 
-/* Checks a whole file as cml_load checks an untrusted one; needs no device. `limits` and
+/* Checks a whole file as cml_load_cooked checks an untrusted one; needs no device. `limits` and
  * `allocator` may be NULL.
  * Errors: CORRUPT; STALE: another format; LIMIT; MEMORY. */
 CML_API cml_status cml_check(const void *bytes, size_t size, const cml_limits *limits,
@@ -164,6 +164,7 @@ typedef struct cml_options {    /* 0 and NULL choose the default */
     void (*log)(void *user, cml_log_level level, const char *message);
     void *log_user;
     double frame_ms;   /* the target frame time; 1000 / 60 */
+    double budget_ms;  /* of a frame that cml_encode states no other for; 4 */
     double over_share; /* the share of frames that may exceed their budget; 0.01 */
     cml_policy policy;
     uint32_t max_jobs;             /* 64 */
@@ -187,8 +188,8 @@ CML_API void cml_destroy(cml_scheduler *scheduler);
  * thread uses yet.
  * Errors: CORRUPT; STALE: no profile fits (the text says why for each); LIMIT: of an untrusted
  * file; MEMORY; DEVICE. *net is NULL then. */
-CML_API cml_status cml_load(cml_scheduler *scheduler, const void *bytes, size_t size,
-                            uint32_t flags, cml_net **net, cml_error *error);
+CML_API cml_status cml_load_cooked(cml_scheduler *scheduler, const void *bytes, size_t size,
+                                   uint32_t flags, cml_net **net, cml_error *error);
 
 /* Uploads, builds pipelines and binds for about `ms`: behind a loading screen. Returns CML_PENDING
  * until all is done, then CML_OK. cml_encode builds the networks of waiting jobs too, a little in
@@ -278,10 +279,12 @@ CML_API cml_status cml_get_tensor(cml_scheduler *scheduler, cml_job job, const c
 CML_API cml_status cml_read(cml_scheduler *scheduler, cml_job job, const char *output, void *data,
                             size_t bytes, cml_error *error);
 
+#define CML_BUDGET (-1.0) /* a budget: that of cml_options */
+
 /* Appends this frame's slices to the host's commands, a WGPUCommandEncoder with cml_webgpu.h; never
- * waits. A budget that is no number of 0
- * or more is taken as the one before. The report is valid until the next call, and its reason says
- * why nothing, or no more, was encoded. Never NULL. */
+ * waits. Another budget than CML_BUDGET that is no number of 0 or more is taken as the one before.
+ * The report is valid until the next call, and its reason says why nothing, or no more, was
+ * encoded. Never NULL. */
 CML_API const cml_report *cml_encode(cml_scheduler *scheduler, void *commands, double budget_ms);
 /* The slices of that report. */
 CML_API const cml_slice *cml_get_slices(const cml_scheduler *scheduler);

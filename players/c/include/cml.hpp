@@ -213,7 +213,7 @@ class Scheduler {
     Net load(const void *bytes, std::size_t size, uint32_t flags = 0) {
         cml_error error{};
         cml_net *net = nullptr;
-        detail::check(cml_load(get(), bytes, size, flags, &net, &error), error);
+        detail::check(cml_load_cooked(get(), bytes, size, flags, &net, &error), error);
         return Net(get(), net);
     }
 
@@ -227,7 +227,7 @@ class Scheduler {
         return Job(get(), job);
     }
 
-    const cml_report &encode(void *commands, double budget_ms) noexcept {
+    const cml_report &encode(void *commands, double budget_ms = CML_BUDGET) noexcept {
         return *cml_encode(get(), commands, budget_ms);
     }
     uint32_t end_frame() noexcept { return cml_end_frame(get()); }

@@ -8,8 +8,8 @@
  *   NULL. A handle that a function returned is valid until the player releases it.
  * - No function but destroy() may wait for the GPU, and none may call back into the player.
  * - Functions marked [frame] are called on the thread that calls cml_encode and cml_end_frame.
- *   Functions marked [any] are also called by cml_load and cml_build, on the thread of these, while
- *   another thread may be in a frame.
+ *   Functions marked [any] are also called by cml_load_cooked and cml_build, on the thread of
+ * these, while another thread may be in a frame.
  * - `commands` is what the host passed to cml_encode. The player records into it between cml_encode
  *   and the return of it, and never afterwards.
  * - A function that can be refused takes an error scope. It returns a handle, or NULL if it knows

@@ -13,7 +13,8 @@
  * available to VK_ACCESS_TRANSFER_READ_BIT when the frame begins. The player leaves a pipeline, a
  * descriptor set and nothing else bound.
  *
- * cml_create, cml_load and cml_build submit to `queue` too: uploads, never waiting for them. */
+ * cml_create, cml_load_cooked and cml_build submit to `queue` too: uploads, never waiting for them.
+ */
 #ifndef CML_VULKAN_H
 #define CML_VULKAN_H
 
@@ -57,8 +58,8 @@ typedef struct cml_vulkan {           /* 0 and NULL choose the default */
     PFN_vkGetSemaphoreCounterValue get_counter_value; /* required with a timeline */
     cml_vulkan_allocator memory;                      /* else blocks of 16 MiB */
     cml_allocator allocator;
-    /* Both required if cml_load or cml_build runs beside frames; the host holds the same lock when
-     * it submits to the queue. */
+    /* Both required if cml_load_cooked or cml_build runs beside frames; the host holds the same
+     * lock when it submits to the queue. */
     void (*lock)(void *user);
     void (*unlock)(void *user);
     void *lock_user;

@@ -26,7 +26,7 @@ typedef struct cml_requirements {
 
 /* Adds to `needs` what a device of this adapter must have for the best profile of a cooked file
  * that the adapter can run. Call it with the same `needs` for every file, then create the device.
- * The features include timestamp-query if the adapter has it. `flags` as for cml_load.
+ * The features include timestamp-query if the adapter has it. `flags` as for cml_load_cooked.
  * Errors: STALE: the adapter fits no profile; CORRUPT; LIMIT: of an untrusted file; MEMORY. */
 CML_API cml_status cml_required_features(WGPUAdapter adapter, const void *bytes, size_t size,
                                          uint32_t flags, cml_requirements *needs, cml_error *error);

@@ -202,7 +202,7 @@ void cml__begin_frame(cml_scheduler *s, double now, double budget, double aim, i
     w->report = (cml_report){.frame = s->frame,
                              .now_ms = now,
                              .budget_ms = budget,
-                             .aim_ms = rests || s->rest_due ? 0.0 : aim,
+                             .aim_ms = rests || s->skip_due ? 0.0 : aim,
                              .measured_ms = -1};
     w->is_replayed = s->planner != NULL;
     s->left[0] = s->left[1] = HUGE_VAL;
@@ -252,15 +252,15 @@ void cml__finish_jobs(cml_scheduler *s) {
 static int judge_interval(cml_scheduler *s, double interval, int ran_some) {
     int is_late = interval > PLAN_LATE * s->usual_ms;
     double weight = interval < s->usual_ms ? PLAN_SMOOTHED : 0.0;
-    s->frames_without = ran_some ? 0 : s->frames_without + 1;
-    s->since_rest = s->frames_without > 1 ? 0 : s->since_rest + 1;
-    if (s->frames_without >= 2) s->rest_due = 0;
-    if (s->frames_without > 0 || (is_late && is_equal(s->back_off, PLAN_MOST_BACK_OFF)))
+    s->without = ran_some ? 0 : s->without + 1;
+    s->since_skip = s->without > 1 ? 0 : s->since_skip + 1;
+    if (s->without >= 2) s->skip_due = 0;
+    if (s->without > 0 || (is_late && is_equal(s->back_off, PLAN_MOST_BACK_OFF)))
         weight = PLAN_BELIEVED;
-    if (s->frames_without == 2) weight = 1.0;
+    if (s->without == 2) weight = 1.0;
     s->usual_ms += weight * (fmax(interval, s->frame_ms) - s->usual_ms);
-    if (is_late && ran_some && s->since_rest > PLAN_REST_EVERY)
-        s->rest_due = 1;
+    if (is_late && ran_some && s->since_skip > PLAN_SKIP_EVERY)
+        s->skip_due = 1;
     else if (is_late && ran_some)
         s->back_off = fmin(PLAN_MOST_BACK_OFF, s->back_off * PLAN_GROWTH);
     else

@@ -339,10 +339,10 @@ struct cml_scheduler {
     cml_report measured[IN_FLIGHT];
     int open;                /* between encode and end_frame */
     int wall_clock;          /* no timestamps: learns from the frame times */
-    int has_ended, rest_due; /* of that learning */
+    int has_ended, skip_due; /* of that learning */
     double ended_ms, usual_ms, back_off;
-    uint32_t frames_without, since_rest; /* frames in a row that ran nothing; since the last rest */
-    void (*planner)(cml_scheduler *s);   /* replays decide otherwise */
+    uint32_t without, since_skip;      /* frames in a row that ran nothing; since the last skip */
+    void (*planner)(cml_scheduler *s); /* replays decide otherwise */
     void (*prepare)(cml_scheduler *s, network *net, double ms);
     int (*start)(cml_scheduler *s, job *j); /* returns 0 if the job has to wait, or has ended */
     int (*finish)(cml_scheduler *s, job *j);

@@ -16,7 +16,7 @@ int cml__init_core(cml_scheduler *s) {
     s->left[0] = s->left[1] = HUGE_VAL;
     s->usual_ms = s->frame_ms;
     s->back_off = 1.0;
-    s->since_rest = PLAN_REST_EVERY;
+    s->since_skip = PLAN_SKIP_EVERY;
     s->model.error = PLAN_CLIP;
     return 1;
 }

@@ -254,8 +254,8 @@ static cml_status load(network *n) {
     return CML_OK;
 }
 
-cml_status cml_load(cml_scheduler *s, const void *bytes, size_t size, uint32_t flags, cml_net **net,
-                    cml_error *error) {
+cml_status cml_load_cooked(cml_scheduler *s, const void *bytes, size_t size, uint32_t flags,
+                           cml_net **net, cml_error *error) {
     heap memory = {.allocator = s->options.allocator}, handle_memory = memory;
     network *n = cml__heap_alloc(&memory, 1, sizeof *n);
     cml_net *handle = cml__heap_alloc(&handle_memory, 1, sizeof *handle);

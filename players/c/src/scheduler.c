@@ -120,6 +120,7 @@ const cml_report *cml_encode(cml_scheduler *s, void *commands, double budget_ms)
     cml__begin_commands(s, commands);
     for (uint32_t i = 0; i < RING; i++)
         if (s->ring[i].state == READBACK_REQUESTED) pending++;
+    if (is_equal(budget_ms, CML_BUDGET)) s->budget_ms = s->options.budget_ms;
     if (budget_ms >= 0 && !isinf(budget_ms)) s->budget_ms = budget_ms;
     cml__begin_frame(s, cml__steady_now(s), s->budget_ms, -1.0, 0,
                      pending >= s->options.max_frames_in_flight);
@@ -291,6 +292,8 @@ cml_status cml_create(const cml_options *options, cml_scheduler **created, cml_e
     s->refusal.measured_ms = -1;
     s->model.over_share = options->over_share > 0 ? options->over_share : 0.01;
     s->frame_ms = options->frame_ms > 0 ? options->frame_ms : 1000.0 / 60;
+    if (!(options->budget_ms > 0)) s->options.budget_ms = 4.0;
+    s->budget_ms = s->options.budget_ms;
     s->max_jobs = options->max_jobs ? options->max_jobs : 64;
     s->max_slices = options->max_slices ? options->max_slices : 256;
     if (options->max_frames_in_flight == 0) s->options.max_frames_in_flight = 4;

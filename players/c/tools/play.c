@@ -196,7 +196,7 @@ static int load_and_play(const void *bytes, size_t size, cml_error *error) {
     cml_shape shape;
     cml_status status;
     uint32_t count = 0;
-    if (cml_load(scheduler, bytes, size, trusted ? CML_TRUSTED : 0, &net, error) != CML_OK)
+    if (cml_load_cooked(scheduler, bytes, size, trusted ? CML_TRUSTED : 0, &net, error) != CML_OK)
         return 0;
     while ((status = cml_build(net, 1000, error)) == CML_PENDING) {}
     for (; cml_get_input_shape(net, count, &shape) == CML_OK; count++) {
@@ -228,7 +228,7 @@ int main(int argc, char **argv) {
     void *bytes = read_whole(argv[1], &size);
     if (bytes == NULL || !gpu_find(&g)) return 3;
     memset(&needs, 0, sizeof needs);
-    /* cml_load reports what is wrong with a file that needs too much */
+    /* cml_load_cooked reports what is wrong with a file that needs too much */
     if (!is_small && cml_required_features(g.adapter, bytes, size, trusted ? CML_TRUSTED : 0,
                                            &needs, NULL) != CML_OK)
         is_small = 1;

@@ -72,9 +72,9 @@ static void read_known(void) {
     c.usual_ms = read_number();
     c.has_ended = (int)read_uint();
     c.ended_ms = read_number();
-    c.frames_without = read_uint();
-    c.since_rest = read_uint();
-    c.rest_due = (int)read_uint();
+    c.without = read_uint();
+    c.since_skip = read_uint();
+    c.skip_due = (int)read_uint();
 }
 
 static void read_curve(void) {

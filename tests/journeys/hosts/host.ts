@@ -4,7 +4,7 @@ import {
   type FrameReport,
   type GpuTensor,
   type Job,
-  load,
+  loadCooked,
   type Network,
   type Numbers,
   requestDevice,
@@ -15,7 +15,7 @@ import { Painter } from "cml-engine/picture.js";
 declare const Deno: { args: string[]; readFile(path: string): Promise<Uint8Array<ArrayBuffer>> };
 
 const device: GPUDevice = await requestDevice();
-const network: Network = await load(device, await Deno.readFile(Deno.args[0]));
+const network: Network = await loadCooked(device, await Deno.readFile(Deno.args[0]));
 const scheduler = new Scheduler(device, { frameMs: 1000 / 60, budgetMs: 4 });
 const image = new Float32Array(network.inputs.get("image")?.elements ?? 0).fill(1);
 const job: Job = scheduler.submit(network, { image }, { priority: 1, deadlineMs: 250 });

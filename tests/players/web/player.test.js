@@ -1,7 +1,7 @@
 // @ts-check
 /** Networks on a device: slices, readbacks, chains, and what goes wrong; of the files in a folder, which test_web_player.py writes. */
 
-import { CmlError, CookedFile, Scheduler, load } from "../../../players/web/cml.js";
+import { CmlError, CookedFile, Scheduler, loadCooked } from "../../../players/web/cml.js";
 import { assert, counted, device, frame, raised, same, until } from "./device.js";
 
 const [folder] = Deno.args, ELEMENTS = 40_000;
@@ -12,7 +12,7 @@ const expected = (x, run) => x.map((v) => v + (5 + run));
 const bytesOf = async (name) => await Deno.readFile(`${folder}/${name}.cml`);
 const small = () => bytesOf("counter");
 /** @param {GPUDevice} gpu @param {string} name */
-const loadFile = async (gpu, name) => await load(gpu, await bytesOf(name));
+const loadFile = async (gpu, name) => await loadCooked(gpu, await bytesOf(name));
 /** The names of the files of a kind. @param {string} kind */
 function filesOf(kind) {
   const names = [...Deno.readDirSync(folder)].map(({ name }) => name.slice(0, -4)).filter((name) => name.startsWith(kind));
@@ -250,7 +250,7 @@ test("plans with wrong numbers are refused or run: the device stays", async (gpu
   }
   gpu.removeEventListener("uncapturederror", count);
   assert(uncaptured === 0, `${uncaptured} errors of the device were nobody's`);
-  const network = await load(gpu, await CookedFile.open(await small()));
+  const network = await loadCooked(gpu, await CookedFile.open(await small()));
   await checkRun(network, 0, "the device is as it was");
 });
 
