@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes.util
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -102,6 +103,13 @@ CASES = "runs chain slots abandoned dropped harmed many nonsense unloads".split(
 def test_host_behaviour_cases_end_as_on_webgpu(case, counting, tmp_path):
     program = build("behaviour.c", "-O1", *SANITIZED, vulkan=True)
     assert run(program, case, counting, cwd=tmp_path).stdout == f"{case}: as wanted\n"
+
+
+def test_steady_state_creates_nothing(counting, tmp_path):
+    program = build("play.c", vulkan=True)
+    done = run(program, counting, "--trusted", "--frames", 200, "--budget", 0.05, cwd=tmp_path)
+    told = json.loads(done.stdout)
+    assert told["frames"] >= 200 and not any(told["made"].values())
 
 
 @pytest.mark.skipif(not LAYER.exists(), reason="vulkan-validationlayers is not installed")

@@ -4,14 +4,19 @@
  *                  [--frames N] [--most N] [--slices N] [--trusted] [--small] [--wait]
  *
  * --frames is the least number of frames in all, --most the largest of a run, --slices the largest
- * number of slices in a frame. --small creates a device with WebGPU's default limits.
- * Files hold plain numbers of 4 bytes; inputs without a file are zeros. Prints a JSON object: the
- * frames' milliseconds, the objects created before and in the frames, and the microseconds of the
- * processor in cml_encode, of frames with the largest number of slices. */
+ * number of slices in a frame. --small creates a device with WebGPU's default limits. With
+ * CML_VULKAN it plays on Vulkan. Files hold plain numbers of 4 bytes; inputs without a file are
+ * zeros. Prints a JSON object: the frames' milliseconds, the objects created before and in the
+ * frames, and the microseconds of the processor in cml_encode, and until the submit returns, of
+ * frames with the largest number of slices. */
 #ifndef _WIN32
 #define _POSIX_C_SOURCE 200112L
 #endif
+#ifdef CML_VULKAN
+#include "../example/vulkan_gpu.h"
+#else
 #include "../example/gpu.h"
+#endif
 
 #include <time.h>
 
@@ -32,8 +37,9 @@ static double budget = 4.0, runs = 1, frames, most = 1e6, most_slices;
 static int trusted, is_small, waits;
 static uint64_t blocks, bytes_taken;
 static gpu g;
+static cml_backend backend;
 static cml_scheduler *scheduler;
-static numbers measured, cpu, encode_us;
+static numbers measured, cpu, encode_us, frame_us;
 
 static void *take(void *user, size_t bytes) {
     (void)user;
@@ -109,13 +115,15 @@ static double processor_us(void) { /* of this thread */
 }
 
 static void play_frame(void) {
-    WGPUCommandEncoder encoder = wgpuDeviceCreateCommandEncoder(g.device, NULL);
+    void *encoder = gpu_begin(&g, &backend);
     double start = processor_us();
     const cml_report *report = cml_encode(scheduler, encoder, budget);
     double took = processor_us() - start;
     if (report->slices > 0) add_number(&cpu, report->cpu_ms);
     if (report->slices > 0 && report->slices == (uint32_t)most_slices) add_number(&encode_us, took);
     gpu_submit(&g, encoder);
+    if (report->slices > 0 && report->slices == (uint32_t)most_slices)
+        add_number(&frame_us, processor_us() - start);
     if (waits) gpu_wait(&g);
     for (uint32_t i = 0, count = cml_end_frame(scheduler); i < count; i++) {
         const cml_report *full = cml_get_measured(scheduler, i);
@@ -170,7 +178,7 @@ static int play(cml_net *net, const cml_input *inputs, uint32_t input_count, cml
         after.host_blocks = blocks;
         if (run < 3) continue; /* not all is learned and made: what follows is steady */
         if (run < 4) before = after;
-        if (run < 4) measured.count = cpu.count = encode_us.count = 0;
+        if (run < 4) measured.count = cpu.count = encode_us.count = frame_us.count = 0;
     }
     for (uint32_t i = 0; cml_get_output_shape(net, i, &shape) == CML_OK; i++)
         if (!write_output(job, &shape, error)) return 0;
@@ -185,6 +193,7 @@ static int play(cml_net *net, const cml_input *inputs, uint32_t input_count, cml
     print_numbers("measured_ms", &measured);
     print_numbers("cpu_ms", &cpu);
     print_numbers("encode_us", &encode_us);
+    print_numbers("frame_us", &frame_us);
     printf(", \"errors\": %d}\n", g.errors);
     return 1;
 }
@@ -208,13 +217,39 @@ static int load_and_play(const void *bytes, size_t size, cml_error *error) {
     }
     int is_good = status == CML_OK && play(net, inputs, count, error);
     for (uint32_t i = 0; i < count; i++) free((void *)inputs[i].data);
+    gpu_wait_idle(&g, &backend);
     cml_unload(scheduler, net);
     return is_good;
 }
 
+/* Opens a device that suits the file, and fills in the backend. Returns 0 if there is none. */
+static int open_device(const void *bytes, size_t size, cml_error *error) {
+    cml_allocator allocator = {take, give_back, NULL};
+#ifdef CML_VULKAN
+    if (!gpu_open(&g, bytes, size)) return 0;
+    cml_vulkan vulkan = gpu_described(&g);
+    vulkan.allocator = allocator;
+    return cml_vulkan_fill(&vulkan, &backend, error) == CML_OK;
+#else
+    cml_requirements needs;
+    memset(&needs, 0, sizeof needs);
+    if (!gpu_find(&g)) return 0;
+    /* cml_load_cooked reports what is wrong with a file that needs too much */
+    if (!is_small && cml_required_features(g.adapter, bytes, size, trusted ? CML_TRUSTED : 0,
+                                           &needs, NULL) != CML_OK)
+        is_small = 1;
+    if (!gpu_create(&g, is_small ? NULL : &needs)) return 0;
+    cml_webgpu webgpu = {.device = g.device,
+                         .adapter = g.adapter,
+                         .queue = g.queue,
+                         .instance = g.instance,
+                         .allocator = allocator};
+    return cml_webgpu_fill(&webgpu, &backend, error) == CML_OK;
+#endif
+}
+
 int main(int argc, char **argv) {
     cml_error error = {CML_OK, ""};
-    cml_requirements needs;
     size_t size = 0;
     int i = 2, used = 1, is_good = 0;
     for (; i < argc && used > 0; i += used)
@@ -226,23 +261,11 @@ int main(int argc, char **argv) {
         return 2;
     }
     void *bytes = read_whole(argv[1], &size);
-    if (bytes == NULL || !gpu_find(&g)) return 3;
-    memset(&needs, 0, sizeof needs);
-    /* cml_load_cooked reports what is wrong with a file that needs too much */
-    if (!is_small && cml_required_features(g.adapter, bytes, size, trusted ? CML_TRUSTED : 0,
-                                           &needs, NULL) != CML_OK)
-        is_small = 1;
-    if (!gpu_create(&g, is_small ? NULL : &needs)) return 3;
-    cml_backend backend;
-    cml_webgpu webgpu = {.device = g.device,
-                         .adapter = g.adapter,
-                         .queue = g.queue,
-                         .instance = g.instance,
-                         .allocator = {take, give_back, NULL}};
-    cml_options options = {
-        .backend = &backend, .allocator = webgpu.allocator, .max_slices = (uint32_t)most_slices};
-    if (cml_webgpu_fill(&webgpu, &backend, &error) == CML_OK &&
-        cml_create(&options, &scheduler, &error) == CML_OK)
+    if (bytes == NULL || !open_device(bytes, size, &error)) return 3;
+    cml_options options = {.backend = &backend,
+                           .allocator = {take, give_back, NULL},
+                           .max_slices = (uint32_t)most_slices};
+    if (cml_create(&options, &scheduler, &error) == CML_OK)
         is_good = load_and_play(bytes, size, &error);
     if (!is_good) print_error(&error);
     cml_destroy(scheduler);
