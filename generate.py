@@ -64,13 +64,13 @@ PLANNING: dict[str, float] = {
     **_values(
         (
             cost_model,
-            "_MEMORY _GUESSED_SAMPLES _MOST_UNKNOWN _CLIP _CLIP_AFTER _USUAL _LITTLE _SOME "
-            "_SETTLED _DRIFT_WEIGHT _COMMON",
+            "_LAST SETTLED _CHANGED _NEAR _KNOWN_ERROR _UNKNOWN_ERROR _MOST_ERROR _RATIOS "
+            "_GUESSED_SAMPLES _MOST_UNKNOWN _CLIP _USUAL _LITTLE _DRIFT_WEIGHT",
         ),
         (margin, "_AIMED_SHARE _SMALL _ENOUGH WINDOW PRIOR"),
         (plan, "_MIN_SHARE _PROBE_SHARE"),
         (policy, "STARVED_MS STICKINESS_MS"),
-        (frame_timings, "_KNOWN _APART_EVERY"),
+        (frame_timings, "_APART_EVERY"),
         (back_off, "_LATE _GROWTH _DECAY _MOST_BACK_OFF _BELIEVED _SMOOTHED _LONGEST"),
     ),
     "TELLING_LAUNCHES": cost_model._TELLING,

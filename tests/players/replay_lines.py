@@ -34,13 +34,14 @@ def lines_of(recording: Recording) -> _Numbers:
         options["over_share"], options["frame"], jobs + 1,
     )  # fmt: skip
     yield (
-        "known", guess.launch_ms, model["unknown"], model["unknown_samples"], model["drift"],
-        model["error"], feedback["factor"], feedback["usual_ms"], feedback["ended_ms"] is not None,
+        "known", guess.launch_ms, model["launch_ms"] or math.inf, model["drift"], model["error"],
+        feedback["factor"], feedback["usual_ms"], feedback["ended_ms"] is not None,
         feedback["ended_ms"] or 0.0, feedback["without"], feedback["since_skip"],
-        feedback["skip_due"],
+        feedback["skip_due"], len(model["ratios"]), *model["ratios"],
     )  # fmt: skip
-    for key, points in model["curves"].items():
-        yield "curve", numbers[key], len(points), *chain.from_iterable(points)
+    for key, sizes in model["curves"].items():
+        rows = [(count, samples, len(times), *times) for count, samples, times in sizes]
+        yield "curve", numbers[key], len(rows), *chain.from_iterable(rows)
     for frame in options["tail"]:
         yield "excess", *frame
     groups: dict[object, int] = {}

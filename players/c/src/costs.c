@@ -4,7 +4,6 @@
 #include "internal.h"
 
 static double clamp_abs(double error, double limit) { return fmax(fmin(limit, error), -limit); }
-static double capped_count(uint64_t samples) { return fmin((double)samples, PLAN_MEMORY); }
 
 uint32_t cml__bucket_of(uint32_t count) { return (uint32_t)rint(2 * log2(count)); }
 
@@ -28,27 +27,85 @@ curve *cml__curve_of(heap *memory, cost_model *m, uint64_t key) {
     return added;
 }
 
+/* Returns the middle one of at most PLAN_LAST values, the lower one of two. */
+static double median(const double *values, uint32_t n) {
+    double sorted[PLAN_LAST > PLAN_RATIOS ? PLAN_LAST : PLAN_RATIOS];
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t at = i;
+        for (; at > 0 && sorted[at - 1] > values[i]; at--) sorted[at] = sorted[at - 1];
+        sorted[at] = values[i];
+    }
+    return sorted[(n - 1) / 2];
+}
+
+/* Prepares the sizes that count: the settled ones, or all if there are none. Times that fall with
+ * the number of workgroups are replaced by their weighted means. */
+static void order_sizes(curve *c) {
+    int any_settled = 0;
+    double weights[BUCKETS];
+    uint32_t numbers[BUCKETS], blocks = 0;
+    double means[BUCKETS];
+    for (int i = 0; i < BUCKETS; i++)
+        if (c->sizes[i].samples >= PLAN_SETTLED) any_settled = 1;
+    c->ordered = 0;
+    for (int i = 0; i < BUCKETS; i++) {
+        const timed_size *of = &c->sizes[i];
+        if (of->samples < (any_settled ? PLAN_SETTLED : 1)) continue;
+        double value = median(of->log_times, of->kept), weight = of->kept;
+        uint32_t number = 1;
+        for (; blocks > 0 && means[blocks - 1] > value; blocks--) {
+            value = (means[blocks - 1] * weights[blocks - 1] + value * weight) /
+                    (weights[blocks - 1] + weight);
+            weight += weights[blocks - 1];
+            number += numbers[blocks - 1];
+        }
+        means[blocks] = value;
+        weights[blocks] = weight;
+        numbers[blocks++] = number;
+        c->at[c->ordered++] = of->log_count;
+    }
+    for (uint32_t n = 0, i = 0; n < blocks; n++)
+        for (uint32_t k = 0; k < numbers[n]; k++) c->log_ms[i++] = means[n];
+}
+
 /* Returns the logarithm of the time of `count` workgroups, of a curve that has samples. Beyond the
- * outermost points the time is proportional to the number. */
-static double interpolate(const curve *c, uint32_t count) {
-    const point *p = c->points;
-    int low = (int)cml__bucket_of(count), high = low;
+ * sizes, the time grows with the workgroups, but for the launch. */
+static double interpolate(curve *c, uint32_t count, double launch_ms) {
     double x = log(count);
-    while (low >= 0 && (p[low].samples == 0 || p[low].log_count > x)) low--;
-    while (high < BUCKETS && (p[high].samples == 0 || p[high].log_count < x)) high++;
-    if (low == high) return p[low].log_ms;
-    if (low < 0) return p[high].log_ms + x - p[high].log_count;
-    if (high == BUCKETS) return p[low].log_ms + x - p[low].log_count;
-    double share = (x - p[low].log_count) / (p[high].log_count - p[low].log_count);
-    return p[low].log_ms + share * (p[high].log_ms - p[low].log_ms);
+    if (c->ordered == 0) order_sizes(c);
+    uint32_t above = 0, n = c->ordered;
+    while (above < n && c->at[above] < x) above++;
+    if (above == n || (above == 0 && !is_equal(c->at[0], x))) {
+        uint32_t nearest = above < n ? above : n - 1;
+        double nearest_ms = exp(c->log_ms[nearest]), fixed_ms = fmin(launch_ms, nearest_ms);
+        double ratio = exp(x - c->at[nearest]);
+        return log(fixed_ms + (nearest_ms - fixed_ms) * ratio);
+    }
+    if (is_equal(c->at[above], x)) return c->log_ms[above];
+    double share = (x - c->at[above - 1]) / (c->at[above] - c->at[above - 1]);
+    return c->log_ms[above - 1] + share * (c->log_ms[above] - c->log_ms[above - 1]);
+}
+
+/* Returns the logarithm of measured over guessed times of steps that were never measured. */
+static double unknown(const cost_model *m) {
+    return m->ratio_count == 0 ? 0.0
+                               : clamp_abs(median(m->ratios, m->ratio_count), PLAN_MOST_UNKNOWN);
 }
 
 /* Returns the median time of `count` workgroups of the step. */
 double cml__predict(const cost_model *m, const step *s, uint32_t count) {
     if (count == 0) return 0.0;
     if (!has_samples(s))
-        return m->launch_ms + count * s->work * s->factor * exp(m->unknown + m->drift);
-    return exp(interpolate(s->curve, count) + m->drift);
+        return m->launch_ms + count * s->work * s->factor * exp(unknown(m) + m->drift);
+    return exp(interpolate(s->curve, count, fmin(m->least_ms, m->launch_ms)) + m->drift);
+}
+
+/* Returns 1 if the step was timed often enough at about `count` workgroups. */
+int cml__is_settled(const step *s, uint32_t count) {
+    int near = (int)cml__bucket_of(count);
+    for (int i = near - PLAN_NEAR; i <= near + PLAN_NEAR; i++)
+        if (i >= 0 && i < BUCKETS && s->curve->sizes[i].samples >= PLAN_SETTLED) return 1;
+    return 0;
 }
 
 /* Returns the largest number of workgroups, at limit `limit`, that is predicted to take `ms`. */
@@ -67,57 +124,90 @@ uint32_t cml__groups_within(const cost_model *m, const step *s, uint32_t limit, 
     return low;
 }
 
-static void learn_curve(curve *c, uint32_t count, double ms) {
-    point *p = &c->points[cml__bucket_of(count)];
-    double x = log(count), y = log(ms);
-    c->samples++;
-    if (p->samples == 0) {
-        *p = (point){x, y, 0.0, 1};
-        return;
+/* Adds a time, the logarithm of ms, to the last ones of about so many workgroups. */
+static void learn_size(timed_size *of, double log_count, double log_ms) {
+    double usual = of->kept > 0 ? median(of->log_times, of->kept) : 0.0;
+    if (of->samples++ == 0) of->log_count = log_count;
+    if (of->kept == PLAN_LAST) {
+        of->kept--;
+        memmove(of->log_times, of->log_times + 1, sizeof of->log_times[0] * of->kept);
     }
-    p->samples++;
-    double error = y - (x - p->log_count) - p->log_ms, weight = 1.0 / capped_count(p->samples);
-    if (p->samples > PLAN_CLIP_AFTER) error = clamp_abs(error, PLAN_CLIP);
-    double limit = PLAN_SOME + PLAN_USUAL * p->spread;
-    double limited = p->samples > PLAN_SETTLED ? clamp_abs(error, limit) : error;
-    double moved = weight * limited;
-    p->spread += weight * (fabs(error) - p->spread);
-    for (int i = 0; i < BUCKETS;
-         i++) { /* a slower device is slower at every number of workgroups */
-        point *other = &c->points[i];
-        other->log_ms += other == p ? moved : PLAN_COMMON * clamp_abs(moved, PLAN_CLIP);
+    /* the number differs a little from the size's own */
+    of->log_times[of->kept++] = log_ms - (log_count - of->log_count);
+    uint32_t newest = of->kept < PLAN_SETTLED ? 0 : of->kept - PLAN_SETTLED;
+    double least = HUGE_VAL, most = -HUGE_VAL;
+    for (uint32_t i = newest; i < of->kept; i++) {
+        least = fmin(least, of->log_times[i]);
+        most = fmax(most, of->log_times[i]);
+    }
+    if (least > usual + PLAN_CHANGED || most < usual - PLAN_CHANGED) {
+        of->kept -= newest;
+        memmove(of->log_times, of->log_times + newest, sizeof of->log_times[0] * of->kept);
     }
 }
 
-/* Learns that the slices together took `ms`; below 0: what is predicted. Each gets its predicted
- * share of the time. */
+/* Learns from the first time of a step how far first guesses are off on this device. */
+static void learn_ratio(cost_model *m, const step *s, uint32_t count, double ms) {
+    double work_ms = count * s->work * s->factor;
+    if (!(work_ms > 0) || !(ms > PLAN_TELLING_LAUNCHES * m->launch_ms)) return;
+    if (m->ratio_count == PLAN_RATIOS) {
+        m->ratio_count--;
+        memmove(m->ratios, m->ratios + 1, sizeof m->ratios[0] * m->ratio_count);
+    }
+    m->ratios[m->ratio_count++] = log((ms - m->launch_ms) / work_ms) - m->drift;
+}
+
+static void learn_step(cost_model *m, const step *s, uint32_t count, double ms) {
+    curve *c = s->curve;
+    if (!has_samples(s)) learn_ratio(m, s, count, ms);
+    timed_size *of = &c->sizes[cml__bucket_of(count)];
+    learn_size(of, log(count), log(ms / exp(m->drift)));
+    c->samples++;
+    c->ordered = 0;
+    if (of->samples >= PLAN_SETTLED)
+        m->least_ms = fmin(m->least_ms, exp(median(of->log_times, of->kept)));
+}
+
+/* Learns that settled steps took `ratio` times the predicted time. */
+static void learn_drift(cost_model *m, double ratio) {
+    double error = clamp_abs(log(ratio), PLAN_CLIP);
+    m->drift += PLAN_DRIFT_WEIGHT * clamp_abs(error, PLAN_LITTLE + PLAN_USUAL * m->error);
+    m->error += PLAN_DRIFT_WEIGHT * (fabs(error) - m->error);
+}
+
+/* Learns that the slices together took `ms`. The time of one slice is a sample of its cost. The
+ * time of several is an equation: less the costs of the others, it is a sample of a slice whose
+ * cost is not settled, if the others are known well enough. */
 void cml__learn(cost_model *m, slice *slices, uint32_t n, double ms) {
-    double total = 0;
-    int all_known = 1;
-    for (uint32_t i = 0; i < n; i++) {
-        slices[i].ms = cml__predict(m, slices[i].step, slices[i].count);
-        total += slices[i].ms;
+    double total = 0, variance = 0;
+    int all_settled = 1;
+    if (n == 0 || !(ms > 0) || isinf(ms)) return;
+    if (n == 1) {
+        if (cml__is_settled(slices->step, slices->count))
+            learn_drift(m, ms / cml__predict(m, slices->step, slices->count));
+        learn_step(m, slices->step, slices->count, ms);
+        return;
     }
-    double ratio = ms < 0 ? 1.0 : ms / total;
-    if (!(ratio > 0) || !(total > 0) || isinf(ratio)) return;
     for (uint32_t i = 0; i < n; i++) {
-        const curve *c = slices[i].step->curve;
-        if (c->points[cml__bucket_of(slices[i].count)].samples == 0) all_known = 0;
+        slice *of = &slices[i];
+        of->ms = cml__predict(m, of->step, of->count);
+        of->settled = cml__is_settled(of->step, of->count);
+        double error = (of->settled ? PLAN_KNOWN_ERROR : PLAN_UNKNOWN_ERROR) * of->ms;
+        total += of->ms;
+        variance += error * error;
+        all_settled &= of->settled;
     }
-    if (all_known) {
-        double error = clamp_abs(log(ratio), PLAN_CLIP);
-        double limit = PLAN_LITTLE + PLAN_USUAL * m->error;
-        m->drift += PLAN_DRIFT_WEIGHT * clamp_abs(error, limit);
-        m->error += PLAN_DRIFT_WEIGHT * (fabs(error) - m->error);
+    if (all_settled) {
+        learn_drift(m, ms / total);
+        return;
     }
-    double slower = exp(m->drift);
     for (uint32_t i = 0; i < n; i++) {
-        if (!has_samples(slices[i].step) && slices[i].ms > PLAN_TELLING_LAUNCHES * m->launch_ms) {
-            m->unknown_samples++;
-            double moved = m->unknown + log(ratio) / capped_count(m->unknown_samples);
-            m->unknown = clamp_abs(moved, PLAN_MOST_UNKNOWN);
-        }
-        learn_curve(slices[i].step->curve, slices[i].count, slices[i].ms * ratio / slower);
+        const slice *of = &slices[i];
+        double error = (of->settled ? PLAN_KNOWN_ERROR : PLAN_UNKNOWN_ERROR) * of->ms;
+        double rest = ms - (total - of->ms);
+        double others = sqrt(fmax(0.0, variance - error * error));
+        if (!of->settled && others < PLAN_MOST_ERROR * rest)
+            learn_step(m, of->step, of->count, rest);
     }
 }
 

@@ -4,12 +4,25 @@
 
 /* ------------------------------------------------------------------ the decision (plan.py) */
 
+static uint32_t count_unsettled(const work *w) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < w->slice_count; i++) count += !w->slices[i].settled;
+    return count;
+}
+
+/* Returns the most slices of a frame whose costs are not settled: all are to be timed alone. */
+static uint32_t most_unsettled(const cml_scheduler *s) {
+    if (s->wall_clock) return UINT32_MAX;
+    return s->max_groups < 3 ? 1 : (s->max_groups - 1) / 2;
+}
+
 /* Adds the job's next slices within `left` ms; returns 1 if that completes the job. */
 static int plan_job(cml_scheduler *s, job *j, double *left) {
     work *w = s->work;
     uint32_t at = j->run.step, group = j->run.group;
     int is_cut = 0;     /* the last slice stops within its step */
     int is_probing = 0; /* a step of unknown cost ends the job's slices of this frame */
+    uint32_t unsettled = count_unsettled(w);
     while (at < j->net->step_count && w->slice_count < s->max_slices && !is_probing) {
         step *of = &j->net->steps[at];
         uint32_t limit = of->groups - group;
@@ -20,14 +33,17 @@ static int plan_job(cml_scheduler *s, job *j, double *left) {
         uint32_t count = cml__groups_within(&s->model, of, limit, ms);
         if (s->granule > 1 && s->granule < count && count < limit) count -= count % s->granule;
         if (count == 0 && is_first) count = (uint32_t)min_u64(limit, s->granule);
-        if (count == 0) break;
+        if (count == 0 || unsettled >= most_unsettled(s)) break;
         double spent = cml__predict(&s->model, of, count);
         if (is_cut) { /* one dispatch for what still fits behind a cut */
             slice *before = &w->slices[w->slice_count - 1];
             before->count += count;
             before->ms += spent;
         } else {
-            w->slices[w->slice_count++] = (slice){j, of, group, count, spent};
+            uint64_t samples = of->curve->sizes[cml__bucket_of(count)].samples;
+            int settled = cml__is_settled(of, count);
+            w->slices[w->slice_count++] = (slice){j, of, group, count, spent, samples, settled, 0};
+            unsettled += !settled;
         }
         *left -= spent;
         is_cut = count < limit;
@@ -70,6 +86,10 @@ static void decide(cml_scheduler *s, int behind, cml_reason otherwise) {
     for (uint32_t i = 0; i < s->candidate_count; i++) {
         job *j = s->candidates[i];
         int is_running = j->run.state == CML_STATE_RUNNING;
+        if (count_unsettled(w) >= most_unsettled(s)) {
+            w->report.reason = CML_REASON_BUDGET;
+            return;
+        }
         if (!is_running && is_starting(s, j->net)) continue;
         uint32_t before = w->slice_count;
         int is_complete = plan_job(s, j, &left);
@@ -151,30 +171,42 @@ static cml_reason gather_candidates(cml_scheduler *s, double budget) {
     return unready > 0 ? CML_REASON_PREPARING : otherwise;
 }
 
-/* Divides the slices into runs of neighbours that are timed together. Each slice is timed alone if
- * something is to be learned about single steps, otherwise each job; if that is too often, runs of
- * about the same predicted time. */
-static void make_groups(const cml_scheduler *s, work *w) {
-    int by_job = s->frame % PLAN_APART_EVERY != 0;
-    uint32_t runs = 0;
-    double target = 0, filled = 0;
-    for (uint32_t i = 0; i < w->slice_count; i++)
-        if (w->slices[i].step->curve->samples < PLAN_KNOWN) by_job = 0;
-    for (uint32_t i = 0; i < w->slice_count; i++) {
-        target += w->slices[i].ms;
-        if (!by_job || i == 0 || w->slices[i].job->net != w->slices[i - 1].job->net) runs++;
+/* Chooses the slices that are timed alone: those whose costs are not settled, and in some frames
+ * those that were timed least often. */
+static void choose_alone(const cml_scheduler *s, work *w) {
+    int all_settled = count_unsettled(w) == 0;
+    uint32_t most = w->slice_count, limit = s->max_groups;
+    if (w->slice_count > limit) most = limit < 3 ? 1 : (limit - 1) / 2;
+    for (slice *one = w->slices; one < w->slices + w->slice_count; one++) one->alone = 0;
+    for (uint32_t chosen = 0; chosen < most; chosen++) {
+        slice *least = NULL;
+        for (slice *one = w->slices; one < w->slices + w->slice_count; one++) {
+            int wanted = !one->settled || (all_settled && s->frame % PLAN_APART_EVERY == 0);
+            if (wanted && !one->alone && (least == NULL || one->samples < least->samples))
+                least = one;
+        }
+        if (least == NULL) return;
+        least->alone = 1;
     }
-    target /= s->max_groups;
+}
+
+static int opens_group(const work *w, uint32_t i, int by_job) {
+    if (i == 0 || w->slices[i].alone || w->slices[i - 1].alone) return 1;
+    return by_job && w->slices[i].job != w->slices[i - 1].job;
+}
+
+/* Divides the slices into runs of neighbours that are timed together: slices that are timed alone,
+ * and the others by job, as far as there are enough timings. */
+static void make_groups(const cml_scheduler *s, work *w) {
+    uint32_t runs = 0;
+    choose_alone(s, w);
+    for (uint32_t i = 0; i < w->slice_count; i++) {
+        if (s->max_groups == 1) w->slices[i].alone = 0;
+        runs += (uint32_t)opens_group(w, i, 1);
+    }
     w->group_count = 0;
     for (uint32_t i = 0; i < w->slice_count; i++) {
-        int opens = !by_job || i == 0 || w->slices[i].job->net != w->slices[i - 1].job->net;
-        if (runs > s->max_groups)
-            opens = i == 0 || (filled >= target && w->group_count < s->max_groups);
-        if (opens) {
-            w->ms[w->group_count++] = -1;
-            filled = 0.0;
-        }
-        filled += w->slices[i].ms;
+        if (opens_group(w, i, runs <= s->max_groups)) w->ms[w->group_count++] = -1;
         w->ends[w->group_count - 1] = i + 1;
     }
 }
@@ -270,20 +302,19 @@ static int judge_interval(cml_scheduler *s, double interval, int ran_some) {
 
 /* Confirms the first guesses of a frame that was in time. */
 static void confirm_guesses(cml_scheduler *s, work *w) {
-    uint32_t guessed = 0;
-    for (uint32_t i = 0; i < w->slice_count; i++)
-        if (!has_samples(w->slices[i].step)) w->slices[guessed++] = w->slices[i];
-    cml__learn(&s->model, w->slices, guessed, -1);
+    for (slice *one = w->slices; one < w->slices + w->slice_count; one++)
+        if (!has_samples(one->step))
+            cml__learn(&s->model, one, 1, cml__predict(&s->model, one->step, one->count));
 }
 
 static void learn_frame(cml_scheduler *s, work *w) {
     cml_report *r = &w->report;
-    int all_known = 1;
+    int all_settled = 1;
     r->measured_ms = 0;
     for (uint32_t i = 0; i < w->group_count; i++) r->measured_ms += w->ms[i];
     for (uint32_t i = 0; i < w->slice_count; i++)
-        if (w->slices[i].step->curve->samples < PLAN_KNOWN) all_known = 0;
-    if (all_known && !w->is_replayed && r->predicted_ms > PLAN_TELLING_SHARE * r->aim_ms &&
+        if (!w->slices[i].settled) all_settled = 0;
+    if (all_settled && !w->is_replayed && r->predicted_ms > PLAN_TELLING_SHARE * r->aim_ms &&
         r->measured_ms > 0 && !isinf(r->predicted_ms + r->measured_ms)) {
         double lifted = fmax(0.0, PLAN_SMALL * r->budget_ms - r->predicted_ms);
         cml__record_excess(&s->model, r->predicted_ms + lifted, r->measured_ms + lifted,

@@ -163,15 +163,19 @@ void cml__make_bytes(const file *f, const constant_row *r, uint64_t first, uint6
 
 enum { CURVE_LISTS = 1024, BUCKETS = 65 };
 
-typedef struct point { /* the logarithm of the time (ms) of about so many workgroups */
-    double log_count, log_ms, spread;
+typedef struct timed_size { /* the last times of about so many workgroups, as logarithms of ms */
+    double log_count, log_times[PLAN_LAST]; /* the newest time is the last one */
+    uint32_t kept;
     uint64_t samples; /* 0: no sample yet */
-} point;
+} timed_size;
 
 typedef struct curve { /* the time over the number of workgroups, of one cost key */
     struct curve *next;
     uint64_t key, samples;
-    point points[BUCKETS]; /* by the bucket of the number of workgroups */
+    timed_size sizes[BUCKETS]; /* by the bucket of the number of workgroups */
+    /* the sizes that count, with ascending times; none are prepared if `ordered` is 0 */
+    double at[BUCKETS], log_ms[BUCKETS];
+    uint32_t ordered;
 } curve;
 
 typedef struct step {
@@ -185,13 +189,18 @@ typedef struct slice { /* workgroups [first, first + count) of a step */
     struct job *job;
     step *step;
     uint32_t first, count;
-    double ms; /* predicted */
+    double ms;        /* predicted */
+    uint64_t samples; /* times of about so many workgroups */
+    int settled;      /* 1 if they are enough */
+    int alone;        /* 1 if it has a timing of its own */
 } slice;
 
 typedef struct cost_model {
     double launch_ms; /* 0 until a network brings a first guess */
-    double unknown, drift, error;
-    uint64_t unknown_samples;
+    double least_ms;  /* the least settled time of any step */
+    double drift, error;
+    double ratios[PLAN_RATIOS]; /* logarithms of measured over guessed times, of new steps */
+    uint32_t ratio_count;
     curve *curves[CURVE_LISTS]; /* hashed by key */
     /* by how much recent frames exceeded their prediction, in order of time and of size */
     double excess[PLAN_WINDOW], sorted[PLAN_WINDOW], over_share;
@@ -203,6 +212,7 @@ curve *cml__curve_of(heap *memory, cost_model *m, uint64_t key);
 double cml__predict(const cost_model *m, const step *s, uint32_t count);
 uint32_t cml__groups_within(const cost_model *m, const step *s, uint32_t limit, double ms);
 uint32_t cml__bucket_of(uint32_t count);
+int cml__is_settled(const step *s, uint32_t count);
 void cml__learn(cost_model *m, slice *slices, uint32_t n, double ms);
 void cml__record_excess(cost_model *m, double predicted, double measured, int hopeless);
 double cml__aim_for(const cost_model *m, double budget);

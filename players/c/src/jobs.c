@@ -18,6 +18,7 @@ int cml__init_core(cml_scheduler *s) {
     s->back_off = 1.0;
     s->since_skip = PLAN_SKIP_EVERY;
     s->model.error = PLAN_CLIP;
+    s->model.least_ms = HUGE_VAL;
     return 1;
 }
 
@@ -31,7 +32,8 @@ int cml__adopt_net(cml_scheduler *s, network *net) {
     }
     if (!(s->model.launch_ms > 0)) { /* all files guess the same of one device */
         s->model.launch_ms = net->f.guess.launch_ms;
-        s->model.unknown_samples += net->f.guess.factors > 0 ? PLAN_GUESSED_SAMPLES : 0;
+        /* measured guesses count as some ratios of 1 */
+        s->model.ratio_count = net->f.guess.factors > 0 ? PLAN_GUESSED_SAMPLES : 0;
     }
     net->adopted = 1;
     net->next = s->nets;

@@ -28,6 +28,8 @@ static void use_decision(cml_scheduler *of) {
         for (k = 0; k < of->candidate_count && of->candidates[k] != one.job; k++) {}
         if (k == of->candidate_count || of->work->slice_count == of->max_slices) continue;
         one.ms = cml__predict(&of->model, one.step, one.count);
+        one.samples = one.step->curve->sizes[cml__bucket_of(one.count)].samples;
+        one.settled = cml__is_settled(one.step, one.count);
         of->work->slices[of->work->slice_count++] = one;
         for (k = 0; k < of->start_count && of->starts[k] != one.job; k++) {}
         if (k == of->start_count && one.job->run.state != CML_STATE_RUNNING)
@@ -64,8 +66,7 @@ static void begin(void) {
 /* Reads what the scheduler knew when the recording began. */
 static void read_known(void) {
     c.model.launch_ms = read_number();
-    c.model.unknown = read_number();
-    c.model.unknown_samples = read_uint();
+    c.model.least_ms = read_number();
     c.model.drift = read_number();
     c.model.error = read_number();
     c.back_off = read_number();
@@ -75,16 +76,19 @@ static void read_known(void) {
     c.without = read_uint();
     c.since_skip = read_uint();
     c.skip_due = (int)read_uint();
+    c.model.ratio_count = 0;
+    for (uint32_t count = read_uint(); count > 0; count--)
+        c.model.ratios[c.model.ratio_count++] = read_number();
 }
 
 static void read_curve(void) {
     curve *learned = cml__curve_of(&c.memory, &c.model, read_uint());
     for (uint32_t count = read_uint(); count > 0; count--) {
-        point one = {.log_count = read_number()};
-        one.log_ms = read_number();
+        timed_size one = {.log_count = read_number()};
         one.samples = read_uint();
-        one.spread = read_number();
-        learned->points[cml__bucket_of((uint32_t)fmax(1, rint(exp(one.log_count))))] = one;
+        for (uint32_t kept = read_uint(); kept > 0; kept--)
+            one.log_times[one.kept++] = read_number();
+        learned->sizes[cml__bucket_of((uint32_t)fmax(1, rint(exp(one.log_count))))] = one;
         learned->samples += one.samples;
     }
 }
