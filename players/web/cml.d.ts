@@ -225,8 +225,10 @@ export interface SliceReport {
   count: number;
   /** The predicted GPU time in milliseconds. */
   predictedMs: number;
-  /** The measured GPU time in milliseconds; `null` until it has arrived. */
+  /** The measured GPU time in milliseconds; `null` until it has arrived, and if the slice was timed with others. */
   measuredMs: number | null;
+  /** True if such slices were measured often enough before; `predictedMs` is an estimate otherwise. */
+  settled: boolean;
 }
 
 /** The slices of a frame and the reason why it stopped. */

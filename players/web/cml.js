@@ -1034,55 +1034,88 @@ const clip = (value, most) => Math.max(-most, Math.min(most, value));
 /** Returns the bucket of a number of workgroups; a bucket is half an octave. @param {number} count */
 const bucketOf = (count) => Math.round(2 * Math.log2(count));
 
-/** The measured time of about `exp(logCount)` workgroups. @typedef {{bucket: number, logCount: number, logMs: number, samples: number, spread: number}} Point */
+/** Returns the middle value, the lower one of two. @param {number[]} values */
+const median = (values) => [...values].sort((a, b) => a - b)[(values.length - 1) >> 1];
+
+/** The last times of about `exp(logCount)` workgroups, as logarithms of milliseconds. @typedef {{bucket: number, logCount: number, samples: number, logTimes: number[]}} TimedSize */
+
+/** Returns the closest values that never fall: the weighted means of neighbours that do. @param {number[]} values @param {number[]} weights */
+function ascending(values, weights) {
+  /** @type {[number, number, number][]} */ const blocks = [];
+  values.forEach((value, i) => {
+    let weight = weights[i], number = 1;
+    while (blocks.length && blocks[blocks.length - 1][0] > value) {
+      const [before, beforeWeight, beforeNumber] = /** @type {[number, number, number]} */ (blocks.pop());
+      value = (before * beforeWeight + value * weight) / (beforeWeight + weight);
+      weight += beforeWeight;
+      number += beforeNumber;
+    }
+    blocks.push([value, weight, number]);
+  });
+  return blocks.flatMap(([value, , number]) => Array(number).fill(value));
+}
 
 /** The time of one cost key as a function of the number of workgroups. */
 export class Curve {
-  /** @type {Point[]} in the order of their numbers */ points = [];
+  /** @type {TimedSize[]} in the order of their numbers */ sizes = [];
   samples = 0;
-  /** @param {number} logCount @param {number} logMs @param {number} samples @param {number} spread */
-  add(logCount, logMs, samples = 1, spread = 0) {
+  /** @type {{at: number[], logMs: number[]} | null} the sizes that count, with ascending times */ _ordered = null;
+  /** @param {number} logCount @param {number} samples @param {number[]} logTimes */
+  add(logCount, samples, logTimes) {
     const bucket = bucketOf(Math.max(1, Math.round(Math.exp(logCount))));
-    this.points.push({ bucket, logCount, logMs, samples, spread });
-    this.points.sort((a, b) => a.logCount - b.logCount);
+    const size = { bucket, logCount, samples, logTimes };
+    this.sizes.push(size);
+    this.sizes.sort((a, b) => a.logCount - b.logCount);
     this.samples += samples;
+    return size;
   }
   /** @param {number} count */ at(count) {
     const bucket = bucketOf(count);
-    return this.points.find((point) => point.bucket === bucket);
+    return this.sizes.find((size) => size.bucket === bucket);
   }
-  /** Returns the logarithm of the milliseconds. The curve must have points; beyond them the time is proportional to the number. */
-  /** @param {number} count */ predict(count) {
-    const { points } = this, x = Math.log(count);
-    let high = 0;
-    while (high < points.length && points[high].logCount < x) high++;
-    const above = points[high], below = above?.logCount === x ? above : points[high - 1];
-    if (!above || !below) {
-      const nearest = above ?? below;
-      return nearest.logMs + x - nearest.logCount;
+  /** Returns true if about so many workgroups were timed often enough. @param {number} count */
+  isSettled(count) {
+    const near = bucketOf(count);
+    return this.sizes.some(({ bucket, samples }) => Math.abs(bucket - near) <= NEAR && samples >= SETTLED);
+  }
+  _order() {
+    const settled = this.sizes.filter(({ samples }) => samples >= SETTLED), sizes = settled.length ? settled : this.sizes;
+    const logMs = ascending(sizes.map(({ logTimes }) => median(logTimes)), sizes.map(({ logTimes }) => logTimes.length));
+    return { at: sizes.map(({ logCount }) => logCount), logMs };
+  }
+  /** Returns the logarithm of the milliseconds. Beyond the sizes, the time grows with the number, but for the launch. */
+  /** @param {number} count @param {number} launchMs */ predict(count, launchMs) {
+    const { at, logMs } = this._ordered ??= this._order(), x = Math.log(count);
+    let above = 0;
+    while (above < at.length && at[above] < x) above++;
+    if (above === at.length || (above === 0 && at[0] !== x)) {
+      const nearest = Math.min(above, at.length - 1), nearestMs = Math.exp(logMs[nearest]), fixedMs = Math.min(launchMs, nearestMs);
+      return Math.log(fixedMs + (nearestMs - fixedMs) * Math.exp(x - at[nearest]));
     }
-    const width = above.logCount - below.logCount;
-    const share = width ? (x - below.logCount) / width : 0;
-    return below.logMs + share * (above.logMs - below.logMs);
+    if (at[above] === x) return logMs[above];
+    const share = (x - at[above - 1]) / (at[above] - at[above - 1]);
+    return logMs[above - 1] + share * (logMs[above] - logMs[above - 1]);
   }
   /** @param {number} count @param {number} ms */ learn(count, ms) {
-    const x = Math.log(count), y = Math.log(ms), point = this.at(count);
-    if (!point) return this.add(x, y);
+    const x = Math.log(count), size = this.at(count) ?? this.add(x, 0, []);
+    const usual = size.logTimes.length ? median(size.logTimes) : 0;
+    // the number differs a little from the size's own
+    size.logTimes.push(Math.log(ms) - (x - size.logCount));
+    if (size.logTimes.length > LAST) size.logTimes.shift();
+    size.samples += 1;
     this.samples += 1;
-    point.samples += 1;
-    const weight = 1 / Math.min(point.samples, MEMORY);
-    let error = y - (x - point.logCount) - point.logMs;
-    if (point.samples > CLIP_AFTER) error = clip(error, CLIP);
-    const moved = weight * (point.samples > SETTLED ? clip(error, SOME + USUAL * point.spread) : error);
-    point.spread += weight * (Math.abs(error) - point.spread);
-    for (const other of this.points) other.logMs += other === point ? moved : COMMON * clip(moved, CLIP);
+    this._ordered = null;
+    const newest = size.logTimes.slice(-SETTLED);
+    if (Math.min(...newest) > usual + CHANGED || Math.max(...newest) < usual - CHANGED) size.logTimes = newest;
+    return size;
   }
 }
 
 /** Predicts the time of slices from earlier measurements. */
 export class CostModel {
   /** @type {Map<string, Curve>} by cost key */ curves = new Map();
-  unknown = 0;
+  /** @type {number[]} logarithms of measured over guessed times, of the steps measured last for the first time */ ratios = [];
+  /** The least settled time of any step. */ leastMs = Infinity;
   logDrift = 0;
   error = CLIP;
   /** @type {number[]} by how much recent frames exceeded their prediction, the oldest first */ _excess = [];
@@ -1091,15 +1124,15 @@ export class CostModel {
   constructor(share = 0.01, guess = new FirstGuess()) {
     this.share = share;
     this.guess = guess;
-    this.unknownSamples = guess.kernels.size ? GUESSED_SAMPLES : 0;
+    if (guess.kernels.size) this.ratios = Array(GUESSED_SAMPLES).fill(0); // measured guesses count as some ratios of 1
   }
   /** Returns the predicted milliseconds of `count` workgroups. @param {StepCost} step @param {number} count */
   predictMs(step, count) {
     if (count <= 0) return 0;
     const curve = this.curves.get(step.cost_key);
-    if (curve) return Math.exp(curve.predict(count) + this.logDrift);
-    const work = this.guess.workMs(step, count);
-    return this.guess.launchMs + work * Math.exp(this.unknown + this.logDrift);
+    if (curve) return Math.exp(curve.predict(count, Math.min(this.leastMs, this.guess.launchMs)) + this.logDrift);
+    const work = this.guess.workMs(step, count), unknown = this.ratios.length ? clip(median(this.ratios), MOST_UNKNOWN) : 0;
+    return this.guess.launchMs + work * Math.exp(unknown + this.logDrift);
   }
   /** Returns the largest number of workgroups, at most `limit`, that is predicted to take `ms`. */
   /** @param {StepCost} step @param {number} limit @param {number} ms */
@@ -1115,30 +1148,46 @@ export class CostModel {
     }
     return low;
   }
-  /** Learns that the slices together took `ms`. @param {[StepCost, number][]} all @param {number} ms */
+  /** Returns true if the step was timed often enough at about `count` workgroups. @param {StepCost} step @param {number} count */
+  isSettled(step, count) { return this.curves.get(step.cost_key)?.isSettled(count) ?? false; }
+  /** Learns that the slices together took `ms`: a sample of one slice, or of the only one of several whose cost is not settled. */
+  /** @param {[StepCost, number][]} all @param {number} ms */
   learn(all, ms) {
     const parts = all.filter(([, count]) => count > 0);
-    const predicted = parts.map(([step, count]) => this.predictMs(step, count));
-    const total = sum(predicted);
-    if (!(ms > 0 && total > 0 && Number.isFinite(ms))) return;
-    const ratio = ms / total;
-    if (parts.every(([step, count]) => this.curves.get(step.cost_key)?.at(count))) {
-      const error = clip(Math.log(ratio), CLIP);
-      this.logDrift += DRIFT_WEIGHT * clip(error, LITTLE + USUAL * this.error);
-      this.error += DRIFT_WEIGHT * (Math.abs(error) - this.error);
+    if (!parts.length || !(ms > 0 && Number.isFinite(ms))) return;
+    if (parts.length === 1) {
+      const [[step, count]] = parts;
+      if (this.isSettled(step, count)) this._learnDrift(ms / this.predictMs(step, count));
+      this._learnStep(step, count, ms);
+      return;
     }
-    const drift = Math.exp(this.logDrift);
-    parts.forEach(([{ cost_key }, count], i) => {
-      let curve = this.curves.get(cost_key);
-      if (!curve) {
-        this.curves.set(cost_key, curve = new Curve());
-        if (predicted[i] > TELLING_LAUNCHES * this.guess.launchMs) {
-          this.unknownSamples += 1;
-          this.unknown = clip(this.unknown + Math.log(ratio) / Math.min(this.unknownSamples, MEMORY), MOST_UNKNOWN);
-        }
-      }
-      curve.learn(count, predicted[i] * ratio / drift);
+    const predicted = parts.map(([step, count]) => this.predictMs(step, count)), total = sum(predicted);
+    const settled = parts.map(([step, count]) => this.isSettled(step, count));
+    if (settled.every(Boolean)) return this._learnDrift(ms / total);
+    const errors = predicted.map((partMs, i) => (settled[i] ? KNOWN_ERROR : UNKNOWN_ERROR) * partMs);
+    const variance = sum(errors.map((error) => error * error));
+    parts.forEach(([step, count], i) => {
+      const restMs = ms - (total - predicted[i]), others = Math.sqrt(Math.max(0, variance - errors[i] * errors[i]));
+      if (!settled[i] && others < MOST_ERROR * restMs) this._learnStep(step, count, restMs);
     });
+  }
+  /** @param {StepCost} step @param {number} count @param {number} ms */ _learnStep(step, count, ms) {
+    let curve = this.curves.get(step.cost_key);
+    if (!curve) {
+      this.curves.set(step.cost_key, curve = new Curve());
+      const workMs = this.guess.workMs(step, count), { launchMs } = this.guess;
+      if (workMs > 0 && ms > TELLING_LAUNCHES * launchMs) {
+        this.ratios.push(Math.log((ms - launchMs) / workMs) - this.logDrift);
+        if (this.ratios.length > RATIOS) this.ratios.shift();
+      }
+    }
+    const size = curve.learn(count, ms / Math.exp(this.logDrift));
+    if (size.samples >= SETTLED) this.leastMs = Math.min(this.leastMs, Math.exp(median(size.logTimes)));
+  }
+  /** Learns that settled steps took `ratio` times the predicted time. @param {number} ratio */ _learnDrift(ratio) {
+    const error = clip(Math.log(ratio), CLIP);
+    this.logDrift += DRIFT_WEIGHT * clip(error, LITTLE + USUAL * this.error);
+    this.error += DRIFT_WEIGHT * (Math.abs(error) - this.error);
   }
   /** Learns by how much a whole frame exceeded its prediction. */
   /** @param {number} predictedMs @param {number} measuredMs @param {number} budgetMs */
@@ -1167,8 +1216,11 @@ export class CostModel {
     const half = 0.5 * Math.max(0, tail);
     return Math.max((Math.sqrt(half * half + budgetMs) - half) ** 2, LEAST_AIM * budgetMs);
   }
-  /** Returns the number of measurements of a step's cost key. @param {StepCost} step */
-  samples({ cost_key }) { return this.curves.get(cost_key)?.samples ?? 0; }
+  /** Returns the number of measurements of a step's cost key, or of about so many workgroups. @param {StepCost} step @param {number} [count] */
+  samples({ cost_key }, count) {
+    const curve = this.curves.get(cost_key);
+    return (count === undefined ? curve?.samples : curve?.at(count)?.samples) ?? 0;
+  }
 }
 
 /** @param {unknown} ms */ const isMs = (ms) => typeof ms === "number" && Number.isFinite(ms) && ms >= 0;
@@ -1201,12 +1253,12 @@ export const leastLaxity = (jobs, nowMs, rate) => {
 /** @type {Record<string, Policy>} */
 export const POLICIES = { least_laxity: leastLaxity, fair_share: fairShare, by_priority: byPriority };
 
-/** @typedef {{job: Job, step: number, first: number, count: number, predictedMs: number}} Slice */
+/** @typedef {{job: Job, step: number, first: number, count: number, predictedMs: number, samples?: number, settled?: boolean}} Slice */
 /** @typedef {import("./cml.d.ts").Reason} Reason */
 /** @typedef {{slices: Slice[], starts: Job[], reason: Reason, byBudget: boolean}} FramePlan */
 /**
  * The state from which a frame is planned.
- * @typedef {{nowMs: number, budgetMs: number, aimMs: number, rate: number, granule: number, gpuBehind: boolean,
+ * @typedef {{nowMs: number, budgetMs: number, aimMs: number, rate: number, granule: number, mostUnsettled: number, gpuBehind: boolean,
  *   otherwise: Reason, policy: Policy, jobs: Job[], costs: CostModel}} FrameState
  */
 /** @typedef {(state: FrameState) => FramePlan} Planner */
@@ -1220,8 +1272,9 @@ export function planFrame(state) {
   let remainingMs = state.aimMs;
   for (const job of state.policy(state.jobs, state.nowMs, state.rate)) {
     const queued = job.state === "queued", exclusive = exclusivity(job.network);
+    if (unsettledIn(plan.slices) >= state.mostUnsettled) return { ...plan, reason: "budget" };
     if (queued && begun.has(exclusive)) continue;
-    const added = slicesOf(state, job, remainingMs, !plan.slices.length);
+    const added = slicesOf(state, job, remainingMs, plan.slices);
     remainingMs = added.left;
     plan.slices.push(...added.parts);
     if (queued && (added.parts.length || added.ended)) {
@@ -1233,24 +1286,33 @@ export function planFrame(state) {
   return plan;
 }
 
-/** @param {FrameState} state @param {Job} job @param {number} left @param {boolean} isFirst */
-function slicesOf({ aimMs, granule, costs }, job, left, isFirst) {
-  let { step, group } = job;
+/** @param {Slice[]} slices */ const unsettledIn = (slices) => slices.filter(({ settled }) => !settled).length;
+/** Returns a slice of a job's step with the state of its cost. @param {CostModel} costs @param {Job} job @param {number} step @param {number} first @param {number} count @param {number} predictedMs @returns {Slice} */
+export const plannedSlice = (costs, job, step, first, count, predictedMs) => ({
+  job, step, first, count, predictedMs, samples: costs.samples(job.costs[step], count), settled: costs.isSettled(job.costs[step], count),
+});
+
+/** @param {FrameState} state @param {Job} job @param {number} left @param {Slice[]} earlier the frame's other slices */
+function slicesOf({ aimMs, granule, mostUnsettled, costs }, job, left, earlier) {
+  let { step, group } = job, unsettled = unsettledIn(earlier);
   /** @type {Slice[]} */ const parts = [];
   while (step < job.costs.length) {
-    const cost = job.costs[step], limit = cost.groups - group, alone = isFirst && !parts.length;
+    const cost = job.costs[step], limit = cost.groups - group, alone = !earlier.length && !parts.length;
     if (left <= (alone ? 0 : MIN_SHARE * aimMs)) break;
     const probing = costs.samples(cost) === 0;
     let count = costs.groupsWithin(cost, limit, probing ? left * PROBE_SHARE : left);
     if (granule > 1 && granule < count && count < limit) count -= count % granule;
     if (!count && alone) count = Math.min(limit, granule);
-    if (!count) break;
+    if (!count || unsettled >= mostUnsettled) break;
     const predictedMs = costs.predictMs(cost, count);
     const before = parts.at(-1);
     if (before?.step === step) {
       before.count += count;
       before.predictedMs += predictedMs;
-    } else parts.push({ job, step, first: group, count, predictedMs });
+    } else {
+      parts.push(plannedSlice(costs, job, step, group, count, predictedMs));
+      unsettled += Number(!parts[parts.length - 1].settled);
+    }
     left -= predictedMs;
     group += count;
     if (group === cost.groups) [step, group] = [step + 1, 0];
@@ -1307,8 +1369,7 @@ class Feedback {
     this.intervalMs += Math.max(SMOOTHED, 1 / ++this.intervals) * (interval - this.intervalMs);
     if (!this._wallClock || this.judge(interval, parts.length > 0)) return;
     // a frame in time confirms the estimates of its steps
-    const guessed = parts.filter(([step]) => !model.samples(step));
-    model.learn(guessed, sum(guessed.map(([step, count]) => model.predictMs(step, count))));
+    for (const [step, count] of parts) if (!model.samples(step)) model.learn([[step, count]], model.predictMs(step, count));
   }
   /** Returns true if a frame was late and its networks may be the reason. @param {number} interval @param {boolean} some */
   judge(interval, some) {
@@ -1327,7 +1388,7 @@ class Feedback {
 
 /** @param {InFlight} entry @param {CostModel} model */ function learnFrame({ report, groups, ms }, model) {
   report.measuredMs = sum([...ms.values()]);
-  const isPredictable = report.planned && groups.every((parts) => allKnown(parts.map(([s]) => s), model));
+  const isPredictable = report.planned && report.slices.every(({ settled }) => settled);
   if (isPredictable && report.predictedMs > TELLING_SHARE * report.aimMs) {
     model.learnFrame(report.predictedMs, report.measuredMs, report.budgetMs);
   }
@@ -1335,43 +1396,36 @@ class Feedback {
   groups.forEach((parts, index) => {
     const took = /** @type {number} */ (ms.get(index));
     model.learn(parts, took);
-    const slices = report.slices.slice(first, first + parts.length);
-    const predicted = sum(slices.map((part) => part.predictedMs));
-    for (const part of slices) part.measuredMs = took * (predicted ? part.predictedMs / predicted : 1 / slices.length);
+    // the time of a group is not divided among its slices
+    if (parts.length === 1) report.slices[first].measuredMs = took;
     first += parts.length;
   });
   return report;
 }
 
-/** @param {StepCost[]} steps @param {CostModel} model */
-const allKnown = (steps, model) => steps.every((step) => model.samples(step) >= KNOWN);
-
 const MAX_FRAMES_IN_FLIGHT = 4;
 /** @param {Slice} part */ const costOf = (part) => part.job.costs[part.step];
+/** Returns how many slices of a frame can be timed one by one, between groups of the others. @param {number} maxGroups */
+const mostTimedAlone = (maxGroups) => Math.max(1, (maxGroups - 1) >> 1);
 
-/** Returns the frame's slices in at most `limit` groups of neighbours; each group is timed. */
-/** @param {Slice[]} chosen @param {number} limit @param {number} frame @param {CostModel} model */
-function groupSlices(chosen, limit, frame, model) {
-  const together = frame % APART_EVERY !== 0 && allKnown(chosen.map(costOf), model);
-  /** @type {Slice[][]} */ const runs = [];
-  for (const part of chosen) {
-    const last = runs.at(-1);
-    if (together && last?.[0].job.network === part.job.network) last.push(part);
-    else runs.push([part]);
-  }
-  if (runs.length <= limit) return runs;
-  const target = sum(chosen.map((part) => part.predictedMs)) / limit;
-  /** @type {Slice[][]} of about the same predicted time */ const groups = [];
-  let filled = target;
-  for (const part of chosen) {
-    if (filled >= target && groups.length < limit) {
-      groups.push([]);
-      filled = 0;
+/** Returns the frame's slices in at most `limit` groups of neighbours; each group is timed: slices whose costs are not settled alone, the others by job. */
+/** @param {Slice[]} chosen @param {number} limit @param {number} frame */
+function groupSlices(chosen, limit, frame) {
+  const allSettled = chosen.every(({ settled }) => settled), tooMany = chosen.length > limit;
+  const candidates = chosen.filter(({ settled }) => !settled || (allSettled && frame % APART_EVERY === 0));
+  if (tooMany || !allSettled) candidates.sort((a, b) => (a.samples ?? 0) - (b.samples ?? 0));
+  const alone = new Set(limit === 1 ? [] : candidates.slice(0, tooMany ? mostTimedAlone(limit) : chosen.length));
+  /** @param {boolean} byJob @returns {Slice[][]} */ const runs = (byJob) => {
+    /** @type {Slice[][]} */ const found = [];
+    for (const part of chosen) {
+      const last = found.at(-1)?.at(-1);
+      if (last && !alone.has(part) && !alone.has(last) && (!byJob || last.job === part.job)) found[found.length - 1].push(part);
+      else found.push([part]);
     }
-    groups[groups.length - 1].push(part);
-    filled += part.predictedMs;
-  }
-  return groups;
+    return found;
+  };
+  const groups = runs(true);
+  return groups.length > limit ? runs(false) : groups;
 }
 
 // ----------------------------------------------------------------------------------------- jobs
@@ -1619,7 +1673,7 @@ export class Scheduler {
     for (const part of plan.slices) this._apply(part, report);
     report.reason = plan.reason;
     report.planned = plan.byBudget;
-    const groups = groupSlices(plan.slices, this.executor.maxGroups, this.frame, this.costModel);
+    const groups = groupSlices(plan.slices, this.executor.maxGroups, this.frame);
     const encoding = performance.now();
     this._append(encoder, report, groups);
     this.feedback.addFrame(report, groups.map((group) => group.map((part) => [costOf(part), part.count])));
@@ -1629,12 +1683,16 @@ export class Scheduler {
     report.cpuMs = end - start;
     return report;
   }
+  /** The most slices of a frame whose costs are not settled: all are to be timed. */
+  get _mostUnsettled() {
+    return this.executor.clockSource === "timestamps" ? mostTimedAlone(this.executor.maxGroups) : Infinity;
+  }
   /** Plans the frame and starts the jobs that begin in it. @param {GPUCommandEncoder} encoder @param {FrameReport} report */
   _begin(encoder, report) {
     const { jobs, otherwise } = this._candidates();
     /** @type {FrameState} */ let state = {
       nowMs: report.nowMs, budgetMs: report.budgetMs, aimMs: report.aimMs, rate: this._rate,
-      granule: this.executor.granule, otherwise, policy: this.policy, jobs, costs: this.costModel,
+      granule: this.executor.granule, mostUnsettled: this._mostUnsettled, otherwise, policy: this.policy, jobs, costs: this.costModel,
       gpuBehind: this.executor.framesInFlight >= MAX_FRAMES_IN_FLIGHT || !this.executor.canWriteReceipt,
     };
     for (;;) {
@@ -1686,14 +1744,14 @@ export class Scheduler {
     job.state = "running";
     return true;
   }
-  /** @param {Slice} part @param {FrameReport} report */ _apply({ job, step, first, count, predictedMs }, report) {
+  /** @param {Slice} part @param {FrameReport} report */ _apply({ job, step, first, count, predictedMs, settled }, report) {
     const { op, title, groups } = job.costs[step];
     [job.step, job.group] = first + count === groups ? [step + 1, 0] : [step, first + count];
     job.givenMs += predictedMs;
     job.virtualMs += predictedMs / (job.priority || 1);
     job.lastServedMs = report.nowMs;
     report.predictedMs += predictedMs;
-    report.slices.push({ job: job.number, step, op, title, first, count, predictedMs, measuredMs: null });
+    report.slices.push({ job: job.number, step, op, title, first, count, predictedMs, measuredMs: null, settled: !!settled });
   }
   /** Encodes the slices, then the outputs of the jobs that have ended, then the readbacks. */
   /** @param {GPUCommandEncoder} encoder @param {FrameReport} report @param {Slice[][]} groups */

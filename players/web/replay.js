@@ -6,7 +6,7 @@
  *     deno run --allow-read players/web/replay.js RECORDING.json
  */
 
-import { CostModel, Curve, FirstGuess, POLICIES, Scheduler, planFrame } from "./cml.js";
+import { CostModel, Curve, FirstGuess, POLICIES, Scheduler, planFrame, plannedSlice } from "./cml.js";
 
 /** A device that gives back the recorded timings. */
 class Echo {
@@ -48,12 +48,12 @@ class Steps {
 
 /** Sets the scheduler to the state in which the recording began. @param {Scheduler} scheduler @param {any} options */
 function resume(scheduler, options) {
-  const { guess, unknown, unknown_samples: unknownSamples, drift: logDrift, error, curves } = options.cost_model;
+  const { guess, ratios, launch_ms: launchMs, drift: logDrift, error, curves } = options.cost_model;
   const model = new CostModel(options.over_share, new FirstGuess(guess.flops_per_ms, guess.bytes_per_ms, guess.launch_ms, guess.kernels));
-  Object.assign(model, { unknown, unknownSamples, logDrift, error });
-  for (const [key, points] of Object.entries(curves)) {
+  Object.assign(model, { ratios, leastMs: launchMs ?? Infinity, logDrift, error });
+  for (const [key, sizes] of Object.entries(curves)) {
     const curve = new Curve();
-    for (const [logCount, logMs, samples, spread] of points) curve.add(logCount, logMs, samples, spread);
+    for (const [logCount, samples, logTimes] of sizes) curve.add(logCount, samples, logTimes);
     model.curves.set(key, curve);
   }
   for (const [predicted, measured, hopeless] of options.tail) model.recordExcess(predicted, measured, hopeless);
@@ -70,7 +70,7 @@ function resume(scheduler, options) {
 const asGiven = (slices) => ({ jobs, costs, otherwise }) => {
   const parts = slices.flatMap(([number, step, first, count]) => {
     const job = jobs.find((one) => one.number === number); // undefined if the replay already differs
-    return job ? [{ job, step, first, count, predictedMs: costs.predictMs(job.costs[step], count) }] : [];
+    return job ? [plannedSlice(costs, job, step, first, count, costs.predictMs(job.costs[step], count))] : [];
   });
   const starts = [...new Set(parts.map(({ job }) => job))].filter(({ state }) => state === "queued");
   return { slices: parts, starts, reason: otherwise, byBudget: false };
