@@ -95,7 +95,7 @@ void add_tap(uint weight, uint blocks, uint volume) {
     {CML_UNROLL(int, j, COLUMNS) {
         NUMBER4 x = input_at(j, 0);
         {CML_UNROLL(int, i, 4) {
-            cml_sum[i * COLUMNS + j] = cml_mad(f[i], x[i], cml_sum[i * COLUMNS + j]);
+            cml_sum[i * COLUMNS + j] = add_product(f[i], x[i], cml_sum[i * COLUMNS + j]);
         }}
     }}
 }

@@ -9,6 +9,9 @@
 //
 // DOT4: inputs and filter are bytes, four to a 32-bit word, and T1 is ... [block of four inputs]
 // [ROWS] words.
+// OVERLAPPING: a block of rows or of inputs belongs to several groups. The filter has zeros for the
+// inputs of other groups, which may be infinite or NaN.
+// OPEN_FILTER: the filter may have such values, and an input of zero may stand for none at all.
 // FLIP turns values of 0 to 255 into bytes of -128 to 127; the bias corrects for the shift.
 #ifndef CML_CONV_PRODUCT
 #define CML_CONV_PRODUCT
@@ -19,6 +22,13 @@
 
 #ifndef DOT4
 #define DOT4 0
+#endif
+
+#ifndef OVERLAPPING
+#define OVERLAPPING 0
+#endif
+#ifndef OPEN_FILTER
+#define OPEN_FILTER 0
 #endif
 
 #define VECTORS (ROWS / 4)
@@ -59,6 +69,18 @@ void cml_add_result(int o, int column, NUMBER4 sums) {
     {CML_UNROLL(int, i, 4) { cml_sum[at + i * COLUMNS] += sums[i]; }}
 }
 
+// Returns `sum` with the product of a filter's element and an input, if both take part.
+NUMBER add_product(NUMBER f, NUMBER v, NUMBER sum) {
+    NUMBER added = cml_mad(f, v, sum);
+#if OVERLAPPING
+    added = f == NUMBER(0) ? sum : added;
+#endif
+#if OPEN_FILTER
+    added = v == NUMBER(0) ? sum : added;
+#endif
+    return added;
+}
+
 // The columns that follow each other: with SHARE so few that the sums of four rows of them stay in a
 // CPU's registers for all input channels of a block.
 #if !SHARE
@@ -83,7 +105,7 @@ void multiply_vector(FILTER f, CML_BLOCK x[STEPS], int i, int phase, int first) 
         NUMBER v = x[j][i / VECTORS];
         {CML_UNROLL(int, row, 4) {
             int to = at + row * COLUMNS;
-            cml_sum[to] = cml_mad(f[row], v, cml_sum[to]);
+            cml_sum[to] = add_product(f[row], v, cml_sum[to]);
         }}
 #endif
     }}

@@ -79,7 +79,9 @@ CML_MAIN
             float sum = 0.0;
             CML_UNROLL(uint, k, 4) {
                 uint at = (plane + y.at[k / 2]) * in_extent(0) + x.at[k % 2];
-                float term = T0[at] * (y.weight[k / 2] * x.weight[k % 2]);
+                float weight = y.weight[k / 2] * x.weight[k % 2];
+                // the value of a sample outside may be infinite or NaN
+                float term = weight == 0.0 ? 0.0 : T0[at] * weight;
                 sum += term;
                 best = k == 0 ? term : greater(best, term);
             }

@@ -122,18 +122,46 @@ KERNELS = {
 }  # fmt: skip
 
 
+def width(kernel):
+    """Returns the distance beyond which a kernel has no weight: 0, 1 or 2."""
+    return 0 if kernel(0.5) == 0 else 1 if kernel(1.5) == 0 else 2
+
+
 def resampled(x, axis, at, kernel=KERNELS["linear"], border="replicate"):
-    """Returns the array with the elements of an axis interpolated at positions."""
-    total = 0
+    """Returns the array with the elements of an axis interpolated at positions.
+
+    Elements outside the kernel take no part, so one that is not finite stays in its windows.
+    """
+    total, reach = 0, width(kernel)
     for k in range(-2, 4):
         i = np.floor(at).astype(int) + k
         source = bordered(i, x.shape[axis], border)
-        weight = np.where(source < 0, 0, kernel(at - i))
-        weight = weight.reshape([-1 if d == axis else 1 for d in range(x.ndim)])
-        total = total + double(x.take(source, axis)) * weight
+        takes_part = (source >= 0) & (np.abs(at - i) <= reach)
+        shape = [-1 if d == axis else 1 for d in range(x.ndim)]
+        weight, takes_part = kernel(at - i).reshape(shape), takes_part.reshape(shape)
+        total = total + np.where(takes_part, double(x.take(source, axis)) * weight, 0)
     return total
 
 
 def sampling(at, extent, *rules):
     """Returns the weight of each element of an axis at each position: an array [*at, extent]."""
     return resampled(np.eye(extent), 0, at.ravel(), *rules).reshape(*at.shape, extent)
+
+
+def sampled(equation, x, *axes):
+    """Returns the sums of the elements times the :func:`sampling` of each axis's ``(at, rules)``.
+
+    The result is NaN where one of the windows holds a NaN.
+    """
+    extents = [x.shape[equation.split(",")[0].index(letter)] for _, _, letter in axes]
+    pairs = list(zip(axes, extents, strict=True))
+    weights = [sampling(at, extent, *rules) for (at, rules, _), extent in pairs]
+    y = np.einsum(equation, np.where(np.isnan(x), 0, double(x)), *weights, optimize=True)
+    if np.isnan(x).any():
+        inside = []
+        for (at, (kernel, border), _), extent in pairs:
+            reach = width(kernel)
+            near = sampling(at, extent, lambda s, reach=reach: 1.0 * (np.abs(s) <= reach), border)
+            inside.append(near)
+        y = np.where(np.einsum(equation, 1.0 * np.isnan(x), *inside, optimize=True) > 0, np.nan, y)
+    return y

@@ -16,7 +16,7 @@ from tests.reference.arrays import (
     formula,
     left,
     numpy_functions,
-    sampling,
+    sampled,
     spread,
     window_lines,
     windows,
@@ -148,17 +148,19 @@ def _reverse_sequence(x, lengths, time_axis, batch_axis):
 def _grid_sample(x, grid, method="linear", border="constant", align_corners=False):
     extents, edge = x.shape[2:], 0 if align_corners else 0.5
     rule = "reflect-even" if border == "reflect" and not align_corners else border
-    weights = []
-    for given, extent in zip(np.moveaxis(double(grid), -1, 0)[::-1], extents, strict=True):
+    axes, places = "uvw"[: len(extents)], "xyz"[: len(extents)]
+    samplings = []
+    for letter, given, extent in zip(
+        axes, np.moveaxis(double(grid), -1, 0)[::-1], extents, strict=True
+    ):
         at = (np.where(np.isnan(given), 0, given) + 1) * (extent - 1 + 2 * edge) / 2 - edge
         at = np.rint(at) if method == "nearest" else at
         if border == "replicate":
             is_far = (at < -edge) | (at > extent - 1 + edge)
             at = np.where(is_far, at.clip(0, extent - 1), at)
-        weights.append(sampling(at, extent, KERNELS[method], rule))
-    axes, places = "uvw"[: len(extents)], "xyz"[: len(extents)]
+        samplings.append((at, (KERNELS[method], rule), letter))
     terms = ["nc" + axes, *(f"n{places}{axis}" for axis in axes)]
-    return [np.einsum(f"{','.join(terms)}->nc{places}", double(x), *weights, optimize=True)]
+    return [sampled(f"{','.join(terms)}->nc{places}", x, *samplings)]
 
 
 def _bilinear(plane, y, x):
@@ -269,10 +271,13 @@ def _deform_columns(x, offset, mask, size, offset_groups=1, **window):
     at_y = moves[:, :, :, 0] + rows.T.repeat(size[1], 0)[..., None]
     at_x = moves[:, :, :, 1] + np.tile(columns.T, (size[0], 1))[:, None]
     is_known = np.isfinite(at_y) & np.isfinite(at_x)
-    weights = [sampling(np.where(is_known, at, -9), extent, KERNELS["linear"], "constant")
-               for at, extent in zip((at_y, at_x), x.shape[2:], strict=True)]  # fmt: skip
+    rules = (KERNELS["linear"], "constant")
+    samplings = [
+        (np.where(is_known, at, -9), rules, letter)
+        for at, letter in zip((at_y, at_x), "vu", strict=True)
+    ]
     parts = double(x).reshape(len(x), offset_groups, x.shape[1] // offset_groups, *x.shape[2:])
-    y = np.einsum("ngkijv,ngcvu,ngkiju->ngckij", weights[0], parts, weights[1], optimize=True)
+    y = sampled("ngcvu,ngkijv,ngkiju->ngckij", parts, *samplings)
     if np.ndim(mask):
         mask = mask.reshape(*each)[:, :, None]
     return [(y * mask).reshape(len(x), x.shape[1] * each[2], *each[3:])]

@@ -76,7 +76,8 @@ ELEMENTWISE = {
     "round": lambda x: np.where(x - np.floor(x) < 0.5, np.floor(x), np.ceil(x)),
     "sqr": lambda x: x * x, "rsqr": lambda x: 1 / (x * x), "rsqrt": lambda x: 1 / np.sqrt(x),
     "min": lambda x, y: np.where(x < y, x, y), "max": lambda x, y: np.where(x > y, x, y),
-    "clamp": lambda x, a, b: np.maximum(np.minimum(x, b), a),
+    # a bound that is NaN does not bound
+    "clamp": lambda x, a, b: np.where(x != x, x, np.fmax(np.fmin(x, b), a)),
     "relu": lambda x: np.where(x < 0, 0, x), "sigmoid": _sigmoid,
     "softabs": lambda x, epsilon: np.sqrt(x * x + epsilon),
     "softplus": lambda x: np.logaddexp(0, x), "elu": _elu,

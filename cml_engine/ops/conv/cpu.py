@@ -6,14 +6,14 @@ between the copy that makes it and the product that reads it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from cml_engine.ir.graph import Array, Attrs, Fact, Graph, Node
+from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.ops.common.blas import multiply
 from cml_engine.ops.common.window import add_tap, pad_border
 from cml_engine.ops.conv.shapes import ConvShape, conv_shape, deconv_shape
@@ -231,41 +231,3 @@ def _deconv_image(shape: ConvShape, image: Array, filter: Array, result: Array) 
         rows = replace(shape.axes[0], narrow=count, before=shape.axes[0].before - first * stride)
         for i, tap in enumerate(np.ndindex(*(a.size for a in shape.axes))):
             add_tap((rows, *shape.axes[1:]), spread[:, i], tap, result)
-
-
-def may_be_nan(node: Node, graph: Graph, arrays: Sequence[Array]) -> Array | None:
-    """Returns a mask, broadcastable to the result, of the elements that may be NaN on a GPU.
-
-    Returns None if there are none, or the node is no convolution. ``arrays`` begin with the node's
-    input and filter.
-    """
-    if node.op not in ("conv", "deconv"):
-        return None
-    x, filter = arrays[:2]
-    facts = [Fact("scalar", array.shape) for array in (x, filter)]
-    shape = (conv_shape if node.op == "conv" else deconv_shape)(node.attrs, *facts)
-    has_one_channel = shape.group_in == shape.group_out == 1 and node.inputs[1] in graph.constants
-    masks = []
-    if shape.groups > 1 and not has_one_channel and not np.isfinite(x).all():
-        masks.append(_by_windows(node, x, filter))
-    if node.op == "deconv" and not np.isfinite(filter).all():
-        masks.append(_by_channels(shape, filter))
-    return np.asarray(masks[0] | masks[-1]) if masks else None
-
-
-def _by_windows(node: Node, x: Array, filter: Array) -> Array:
-    """Returns a mask of the results whose window has a non-finite value in any channel."""
-    is_affected = np.any(~np.isfinite(x), 1, keepdims=True).astype(np.float32)
-    attrs = {**node.attrs, "groups": 1}
-    if attrs.get("output_shape"):
-        batch, _, *extents = attrs["output_shape"]
-        attrs["output_shape"] = [batch, 1, *extents]
-    ones = np.ones((1, 1, *filter.shape[2:]), np.float32)
-    run = conv_cpu if node.op == "conv" else deconv_cpu
-    return np.asarray(run(Attrs(attrs), is_affected, ones, np.zeros((), np.float32)) > 0)
-
-
-def _by_channels(shape: ConvShape, filter: Array) -> Array:
-    """Returns a mask [1, channels, 1…] that is True for channels with a non-finite weight."""
-    non_finite = ~np.isfinite(filter.reshape(shape.groups, shape.group_in, shape.group_out, -1))
-    return np.asarray(non_finite.any((1, 3)).reshape(1, -1, *(1,) * len(shape.axes)))

@@ -207,6 +207,24 @@ def is_depthwise(conv: Conv) -> bool:
     return conv.constant and shape.group_in == shape.group_out == 1 and shape.groups > 1
 
 
+def overlaps_groups(conv: Conv, rows: int) -> bool:
+    """Returns True if a block of ``rows`` outputs, or of four inputs, belongs to several groups.
+
+    The filter then has zeros for the inputs of other groups.
+    """
+    shape = conv.shape
+    in_own_blocks = shape.group_out % rows == 0 and shape.group_in % 4 == 0
+    return shape.groups > 1 and not in_own_blocks and not is_depthwise(conv)
+
+
+def has_finite_filter(conv: Conv) -> bool:
+    """Returns True if the filter is a constant without infinities and NaN."""
+    value = conv.op.constant(conv.op.in_names[1])
+    return value is not None and (
+        weight_blocks(value) is not None or bool(np.isfinite(value).all())
+    )
+
+
 def first_block(conv: Conv, rows: int, row_block: int) -> int:
     """Returns the index of the first input block that a block of rows needs.
 
@@ -425,9 +443,7 @@ def pack_filter(conv: Conv, rows: int) -> Packing:
 def _keeps_order(conv: Conv, rows: int) -> bool:
     """Returns True if a packed filter has the elements of the filter at regular steps: there is one
     group, or no block of rows or of inputs overlaps two groups."""
-    shape = conv.shape
-    in_own_blocks = shape.group_out % rows == 0 and shape.group_in % 4 == 0 and not conv.transposed
-    return shape.groups == 1 or in_own_blocks
+    return conv.shape.groups == 1 or not (conv.transposed or overlaps_groups(conv, rows))
 
 
 def block_format(conv: Conv, rows: int) -> BlockFormat | None:

@@ -402,6 +402,11 @@ def _neighbours(positions: Array, extent: int) -> tuple[Array, Array, Array, Arr
     return low, np.minimum(low + 1, extent - 1), (1 - part) * inside, part * inside
 
 
+def _weighted(values: Array, weights: Array) -> Array:
+    """Returns the products; a weight of 0 gives 0, for the value may be outside and not finite."""
+    return np.multiply(values, weights, out=np.zeros_like(values), where=weights != 0)
+
+
 def _align_cpu(attrs: Attrs, x: Array, rois: Array, batch_index: Array) -> Array:
     y = np.zeros((len(rois), x.shape[1], *attrs.output_size), np.float32)
     corners = np.nan_to_num(rois, nan=0.0, posinf=LIMIT, neginf=-LIMIT).clip(-LIMIT, LIMIT)
@@ -414,7 +419,7 @@ def _align_cpu(attrs: Attrs, x: Array, rois: Array, batch_index: Array) -> Array
         ya, yb, upper_weights, lower_weights = _neighbours(rows, x.shape[2])
         xa, xb, left_weights, right_weights = _neighbours(columns, x.shape[3])
         terms = [
-            item[:, i[:, None], j] * (v[:, None] * w)
+            _weighted(item[:, i[:, None], j], v[:, None] * w)
             for i, v in ((ya, upper_weights), (yb, lower_weights))
             for j, w in ((xa, left_weights), (xb, right_weights))
         ]

@@ -16,6 +16,7 @@ pytest.importorskip("onnxruntime")
 
 from onnx.reference.ops import op_resize
 
+import cml_engine as cml
 from tests.fixtures.onnx_models import load, model, node, run
 from tests.onnx_nodes import run_onnx
 
@@ -161,3 +162,38 @@ def test_no_batch(mode):
     onnx_model = network(13, "Resize", {"mode": mode}, 2.0, (4,))
     graph = load(onnx_model, shapes={"x4": (0, 1, 4)})
     assert graph.facts["y4"].shape == (0, 1, 8)
+
+
+#: the Resizes that no operator of the engine computes
+BY_WEIGHTS = {
+    "antialias": {"antialias": 1},
+    "antialias, cubic": {"antialias": 1, "mode": "cubic"},
+    "exclude_outside": {"exclude_outside": 1, "mode": "cubic"},
+    "half_pixel_symmetric": {"coordinate_transformation_mode": "half_pixel_symmetric"},
+    "crop": {"coordinate_transformation_mode": "tf_crop_and_resize"},
+    "a scale that is no ratio": {},
+}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf], ids=str)
+@pytest.mark.parametrize("scale", [0.37, 2.3])
+@pytest.mark.parametrize("rule", BY_WEIGHTS)
+def test_a_value_that_is_not_finite_stays_in_its_windows(rule, scale, value, gpu):
+    """It reaches the results in which ONNX Runtime gives it a weight, on both axes and backends."""
+    attrs = {"mode": "linear", **BY_WEIGHTS[rule]}
+    weights = {"r": np.float32([0, 0, 0.13, 0.21, 1, 1, 0.87, 0.83])}
+    if rule == "crop":
+        weights["s"] = np.int64([1, 1, 9 * scale, 11 * scale])
+    else:
+        weights["s"] = np.float32([1, 1, scale, scale])
+    text = "y = Resize(x, r, _, s)" if rule == "crop" else "y = Resize(x, r, s)"
+    made = model([node(text, **attrs)], "x: [1, 1, 9, 11]", "y", weights, 18)
+    made.graph.output[0].type.Clear()
+    for at in ((0, 0), (4, 5), (8, 10), (2, 9)):
+        x = np.zeros((1, 1, 9, 11), np.float32)
+        x[0, 0, *at] = 1
+        weight = run_onnx(made.SerializeToString(), {"x": x})["y"]
+        x[0, 0, *at] = value
+        for backend in ("cpu", gpu):
+            got = cml.Session(load(made), backend).run({"x": x})["y"]
+            np.testing.assert_array_equal(np.isfinite(got), np.abs(weight) < 1e-6)

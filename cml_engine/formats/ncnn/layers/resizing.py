@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from cml_engine.formats.line_weights import taps_of
 from cml_engine.formats.ncnn.conversion import ANY, NcnnLayer, NcnnTensor, converts
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import Array
@@ -98,10 +99,11 @@ def _by_steps(
             x = x.take(indices, axis)
             continue
         rows = _weights((np.arange(size) + 0.5) * step - 0.5, extent, method == "cubic")
-        rows = rows.reshape([1] * (len(x.extents) - 1) + [size, extent])
-        matrix = layer.constant(rows, "matrix")
-        is_last = axis == len(x.extents)
-        x = x.matmul(matrix, transposeB=True) if is_last else matrix.matmul(x)
+        places, weights = taps_of(rows)
+        weights = weights.reshape([1] * axis + [*weights.shape] + [1] * (len(x.extents) - axis))
+        read = x.gather(layer.constant(places.ravel(), "places", "integer"), axis=axis)
+        terms = read.unflatten(axis, places.shape) * layer.constant(weights, "weights")
+        x = terms.sum_reduce(axes=[axis + 1]).merge(axis, 2)
     return x
 
 

@@ -1,7 +1,7 @@
 """Imports Resize and Upsample, and sampling at computed positions.
 
 The engine's operators are used where they compute the same. Other variants of Resize become a
-constant per axis: indices to gather, or a matrix of weights to multiply by.
+constant per axis: indices to gather, and weights to multiply by.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from math import prod
 
 import numpy as np
 
+from cml_engine.formats.line_weights import taps_of
 from cml_engine.formats.onnx.op_schemas import OnnxCall, at_least, attribute, one_of, op
 from cml_engine.formats.onnx.values import (
     InvalidNode,
@@ -58,7 +59,7 @@ class ResizeRule:
     outside: float = 0.0
 
 
-_NNEF = "nearest_upsample, resize; or gather, matmul"
+_NNEF = "nearest_upsample, resize; or gather, mul, sum_reduce"
 
 
 @op("Resize", _NNEF, since=10, until=10)
@@ -225,7 +226,7 @@ def _by_axes(x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) -> Value:
             y = y.gather(Value.known(indices.astype(np.int64)), axis=axis_index)
         else:
             allocate([axis.size, axis.extent])
-            y = _multiply_lines(y, axis_index, _weights(axis, rule, positions))
+            y = _interpolate_lines(y, axis_index, _weights(axis, rule, positions))
     for axis_index, mask in outside:
         if mask.any():
             shape = [-1 if a == axis_index else 1 for a in range(y.rank)]
@@ -303,13 +304,18 @@ def _kernel(t: Array, rule: ResizeRule) -> Array:
     return np.asarray(np.where(t <= 1, inner, np.where(t < 2, outer, 0.0)))
 
 
-def _multiply_lines(x: Value, axis: int, matrix: Array) -> Value:
-    """Adds a product of every line of ``x`` along an axis with the matrix [results, extent].
+def _interpolate_lines(x: Value, axis: int, matrix: Array) -> Value:
+    """Adds the sums of every line of ``x`` along an axis weighted by the matrix [results, extent].
 
     Returns the result.
     """
     outer, inner = prod(x.shape[:axis]), prod(x.shape[axis + 1 :])
-    y = Value.known(matrix[None]).matmul(x.reshape([outer, x.shape[axis], inner]))
+    places, weights = taps_of(matrix)
+    allocate([outer, places.size, inner], 4)
+    lines = x.reshape([outer, x.shape[axis], inner])
+    y = lines.gather(Value.known(places.ravel()), axis=1).reshape([outer, *places.shape, inner])
+    y = y * Value.known(weights[None, :, :, None])
+    y = y.sum_reduce(axes=[2])
     return y.reshape([*x.shape[:axis], matrix.shape[0], *x.shape[axis + 1 :]])
 
 

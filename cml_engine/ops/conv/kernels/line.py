@@ -19,6 +19,7 @@ from cml_engine.ir.layout import PLAIN
 from cml_engine.ops.conv.cases import conv_case, deconv_case
 from cml_engine.ops.conv.kernels.tile import (
     PARAMS,
+    cost_per_result,
     fitting_tiles,
     launch_product,
     shares_loads,
@@ -30,7 +31,6 @@ from cml_engine.ops.conv.node import (
     SOFTWARE_GROUP,
     Conv,
     ConvTile,
-    band_of,
     block_format,
     blocks_of,
     default_group,
@@ -59,7 +59,7 @@ def _fastest(conv: Conv, speeds: Mapping[Size, float]) -> Size:
     def time(size: Size) -> float:
         rows = -(-conv.shape.out_channels // size[0]) * size[0]
         steps = -(-line // size[1]) * size[1]
-        return rows * max(band_of(conv, size[0]), 1) * steps / speeds[size]
+        return rows * cost_per_result(conv, size[0]) * steps / speeds[size]
 
     return min(speeds, key=time)
 

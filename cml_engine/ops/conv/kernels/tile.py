@@ -24,8 +24,10 @@ from cml_engine.ops.conv.node import (
     block_format,
     blocks_of,
     default_group,
+    has_finite_filter,
     has_multipliers_after_bias,
     is_depthwise,
+    overlaps_groups,
     pack_bias,
     packed_filter,
     phases_of,
@@ -45,6 +47,8 @@ PARAMS = (
 #: rows per thread -> GFLOPS of a software driver's tile of that size, per computed row (32 rows
 #: gain little, but take the driver long to build, and hardware has not the registers)
 _ROWS_SPEED = {4: 23, 8: 38, 16: 54}
+#: the relative time of products that leave out the inputs of other groups
+_GUARD_COST = 2
 _COLUMNS = (4, 2, 1)
 #: positions per thread if each lane of a software driver loads the filter itself
 _COLUMNS_APART = 8
@@ -78,7 +82,13 @@ def tile_of(conv: Conv, positions: int, batches: int = 1) -> ConvTile:
 def _rows_cost(conv: Conv, rows: int) -> float:
     """Returns the relative time with ``rows`` rows per thread, padding included."""
     row_blocks = -(-conv.shape.out_channels // rows)
-    return row_blocks * rows * max(band_of(conv, rows), 1) / _ROWS_SPEED[rows]
+    return row_blocks * rows * cost_per_result(conv, rows) / _ROWS_SPEED[rows]
+
+
+def cost_per_result(conv: Conv, rows: int) -> int:
+    """Returns the relative time of a result by a tile with so many rows: its blocks of inputs, and
+    the zeros of other groups that it leaves out."""
+    return max(band_of(conv, rows), 1) * (_GUARD_COST if overlaps_groups(conv, rows) else 1)
 
 
 def default_tile(conv: Conv) -> ConvTile:
@@ -226,7 +236,13 @@ def wide_defines(conv: Conv, defines: Defines, *roles: str) -> Defines:
 def product_defines(conv: Conv, tile: ConvTile) -> Defines:
     """Returns the defines of conv_product.hlsli: the tile, and whether lanes share loads."""
     share = int(shares_loads(conv))
-    return {"ROWS": tile.rows, "COLUMNS": tile.columns, "GROUP": tile.group, "SHARE": share}
+    made: Defines = {"ROWS": tile.rows, "COLUMNS": tile.columns, "GROUP": tile.group}
+    made |= {"SHARE": share}
+    if conv.sums == "float" and overlaps_groups(conv, tile.rows):
+        made["OVERLAPPING"] = 1
+    if conv.transposed and not has_finite_filter(conv):
+        made["OPEN_FILTER"] = 1
+    return made
 
 
 def window_defines(conv: Conv) -> Defines:

@@ -1,0 +1,32 @@
+"""Tests that a NaN disturbs the results that depend on it and no others, for every operator."""
+
+import numpy as np
+import pytest
+
+from tests.generate import samples
+from tests.reference.calls import OPERATORS, SampleCall
+from tests.reference.reach import check_reach, problems, reach
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_a_nan_reaches_what_the_formula_says(op, tmp_path, rng):
+    with np.errstate(all="ignore"):
+        for call in samples(op):
+            check_reach(call, "cpu", tmp_path, rng)
+
+
+def test_a_wider_and_a_narrower_reach_are_noticed():
+    """The judge notices a result that a NaN must not change, and one that it must."""
+    x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(1, 1, 3, 4)
+    call = SampleCall("conv", (x, np.float32([[[[0.5, 1, -2]]]]), np.float32(0.25)))
+    ((may, must),) = reach(call, 0, 1)
+    assert np.flatnonzero(may).tolist() == np.flatnonzero(must).tolist() == [0, 1, 2]
+    for reached, count in (([0, 1, 2], 0), ([0, 1, 2, 3], 1), ([0, 1], 1), ([4], 1)):
+
+        def run(other, reached=reached):
+            found = np.zeros(12)
+            if np.isnan(other.arrays[0]).any():
+                found[reached] = np.nan
+            return [found.reshape(x.shape)]
+
+        assert len(problems(call, 0, 1, run)) == count, reached
