@@ -331,8 +331,9 @@ class FrameScheduler:
                 check_text(value, argument)
         check_choice(get_args(Admission), admission, "admission")
         check_flag(read, "read")
-        network = network_of(session)
+        network_of(session)
         accepted_inputs = accept_inputs(self.executor, session, inputs)
+        network = network_of(session)  # the inputs may have changed it
         loads = tuple(self.executor.input_steps(network, accepted_inputs))
         job = Job(
             number=next(self._numbers),

@@ -12,7 +12,6 @@ from importlib import metadata
 from itertools import chain
 
 from cml_engine.compiler.integer.digest import gas_of, model_digest
-from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.compiler.planning.layouts import Storage
@@ -33,7 +32,13 @@ from cml_engine.ir.graph import Graph
 from cml_engine.ops import load_families
 from cml_engine.ops.declaration.choice import NO_VARIANTS
 from cml_engine.ops.declaration.registry import lookup
-from cml_engine.runtime.session.compile_graph import CompileOptions, check_storage, make_plan
+from cml_engine.runtime.session.compile_graph import (
+    CompileOptions,
+    check_storage,
+    make_plan,
+    optimize_for,
+    why_direct,
+)
 
 
 def cook(
@@ -75,7 +80,7 @@ def cook(
         raise InputError(f"'{graph.name}' is cooked already: cook the model that it was made of")
     load_families()
     check_storage(graph, options)
-    optimized = optimize(graph, options.without)
+    optimized = optimize_for(graph, options)
     profiles = [profile for profile in PROFILES.values() if profile.name in names]
     plans = [
         make_plan(optimized, profile, _options(profile, options), written=graph)
@@ -107,6 +112,8 @@ def cook(
     if pair is not None:
         write_golden(pair, optimized.facts, sections)
     meta = _meta(optimized, profiles, options.storage, plans, kernels)
+    if why := why_direct(graph, options):
+        meta["direct"] = why
     if identical:
         meta["integer"] = model_digest(graph).hex()
     sections.add(META, json.dumps(meta, sort_keys=True, separators=(",", ":")).encode())

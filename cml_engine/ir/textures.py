@@ -119,6 +119,8 @@ def planes(subject: str, fact: Fact, layout: ImageLayout) -> Planes:
     return Planes(height, width, channels, strides)
 
 
+#: larger values are a picture's with a high dynamic range: convolutions keep them in their windows
+HDR_VALUE = 1e3
 #: a number for all channels, or one for each channel
 Numbers = float | Iterable[float]
 
@@ -207,6 +209,15 @@ class TextureInput:
         ANY_EXTENT.check(self.layer, "layer")
         ANY_EXTENT.check(self.mip, "mip")
         numbers_of(self.scale, "scale"), numbers_of(self.shift, "shift")
+
+    @property
+    def is_wide(self) -> bool:
+        """True if the values may be far above 1: a texture of floats that is no depth, or a large
+        ``scale`` or ``shift``."""
+        name = str(getattr(self.texture, "format", ""))
+        numbers = (*numbers_of(self.scale, "scale"), *numbers_of(self.shift, "shift"))
+        is_float = name.endswith("float") and not name.startswith("depth")
+        return is_float or max(map(abs, numbers)) > HDR_VALUE
 
     def picked(self, subject: str, texture_format: TextureFormat, count: int) -> tuple[int, ...]:
         """Returns, for each of the tensor's ``count`` channels, the texture channel that it reads.

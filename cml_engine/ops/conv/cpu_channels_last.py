@@ -45,7 +45,7 @@ def prepare_conv(
     if attrs.get("carrier") == "int32":
         return conv_cpu
     if filter is not None and min(facts[0].size, filter.size, prod(shape.narrow)) > 0:
-        if is_faster(shape) and not attrs.get("exact", False):
+        if is_faster(shape) and not (attrs.get("exact") or attrs.get("direct")):
             return Winograd(shape, filter, scratch)
         if _is_depthwise(shape):
             return Depthwise(shape, filter, scratch, constants[2])

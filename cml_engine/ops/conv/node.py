@@ -274,7 +274,11 @@ def conv_key(conv: Conv) -> str:
     positions = op.outputs[0].size // shape.out_channels
     layouts = f"{op.layout(op.in_names[0])}>{op.layout(op.out_names[0])}"
     words.append(f"at ~{about(positions)}, {layouts}")
-    return " ".join(words) + ("" if conv.constant else ", computed filter")
+    if not conv.constant:
+        words.append(", computed filter")
+    if op.attrs.get("direct"):
+        words.append(", direct")
+    return " ".join(words).replace(" ,", ",")
 
 
 CONV = KernelFamily[Conv]("conv, deconv", conv_key)

@@ -50,6 +50,12 @@ class ConvShape:
         return prod(a.size for a in self.axes)
 
     @property
+    def takes_tiles(self) -> bool:
+        """True if Winograd's tiles can compute it: 3x3 taps, stride and dilation 1, one group."""
+        windows = [(a.size, a.stride, a.dilation) for a in self.axes]
+        return self.groups == 1 and windows == [(3, 1, 1)] * 2
+
+    @property
     def padding(self) -> list[tuple[int, int]]:
         """The padding before and after each axis of the wide side."""
         return [(a.before, a.after) for a in self.axes]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_
 from weakref import WeakValueDictionary
 
 from cml_engine.compiler.optimize import AS_WRITTEN, NAMES, optimize
+from cml_engine.compiler.passes.direct_convolutions import compute_directly, wide_range_of
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.decisions import Decisions, check_decisions
 from cml_engine.compiler.planning.dispatches import PlanOptions, Sibling, share_constants
@@ -87,6 +88,10 @@ class CompileOptions:
     cpu_threads : the cores that ONNX Runtime takes; the default is half of the machine's.
     order : ``"memory"`` runs the operators on a GPU in an order that needs less memory for
         activations, if there is one; results are bit-identical. The default is the file's order.
+    winograd : False computes every convolution by its windows, without Winograd's tiles, in which
+        bright pixels, infinities and NaN disturb their neighbours (docs/faster.md). The default is
+        False for a model that declares ranges beyond 1000 and for a session that reads a texture of
+        floats, else True.
 
     Examples
     --------
@@ -105,6 +110,7 @@ class CompileOptions:
     cpu: Cpu = "allow"
     cpu_threads: int | None = None
     order: Order = "file"
+    winograd: bool | None = None
 
     @classmethod
     def preset(cls, name: Preset, **options: Any) -> CompileOptions:
@@ -112,7 +118,7 @@ class CompileOptions:
 
         ``"shipping"``: ``order="memory"``; the device's tuned kernels, as by default.
         ``"debug"``: every operator of the file by itself (``without``), so that each tensor can be
-        watched, and the engine's default kernels (``tuned=False``).
+        watched, and the engine's default kernels (``tuned=False``) without Winograd's tiles.
         ``"smallest"``: ``storage="half"``, and ``order="memory"``. An integer network has no
         halves: add ``storage="float"``.
 
@@ -138,6 +144,8 @@ class CompileOptions:
         check_decisions(self.decide)
         check_choice(get_args(Cpu), self.cpu, "cpu")
         check_choice(get_args(Order), self.order, "order")
+        if self.winograd is not None:
+            check_flag(self.winograd, "winograd")
         if self.cpu_threads is not None:
             CPU_THREADS.check(self.cpu_threads, "cpu_threads")
         if self.arena_limit is not None:
@@ -159,7 +167,7 @@ class CompileOptions:
 
 _PRESETS: Mapping[Preset, Mapping[str, Any]] = {
     "shipping": {"order": "memory"},
-    "debug": {"without": AS_WRITTEN, "tuned": False},
+    "debug": {"without": AS_WRITTEN, "tuned": False, "winograd": False},
     "smallest": {"storage": "half", "order": "memory"},
 }
 
@@ -336,7 +344,7 @@ def compile_graph(
         peer_program = OnnxRuntimeProgram.of(tapped, options.cpu_threads, options.plan.retain)
         report("plan", 1, 1)
         return Compiled(graph, tapped, None, peer_program)
-    optimized = optimize(_with_taps(graph, options), options.without, retain=options.plan.retain)
+    optimized = optimize_for(_with_taps(graph, options), options)
     if first is not None:
         optimized = share_constants(optimized, first.graph)
     if gpu is None:
@@ -364,6 +372,26 @@ def compile_graph(
         on_progress=on_progress,
     )
     return Compiled(graph, optimized, plan, program)
+
+
+def optimize_for(graph: Graph, options: CompileOptions) -> Graph:
+    """Returns the graph after the passes, with its convolutions marked if they are to be computed
+    without Winograd's tiles."""
+    optimized = optimize(graph, options.without, retain=options.plan.retain)
+    return compute_directly(optimized) if why_direct(graph, options) else optimized
+
+
+def why_direct(graph: Graph, options: CompileOptions) -> str:
+    """Returns the reason why a graph's convolutions are computed without Winograd's tiles, or "".
+
+    A cooked graph keeps what was decided when it was cooked.
+    """
+    if options.winograd is not None:
+        return "" if options.winograd else "winograd=False"
+    kernels = [decisions.get("kernel", "") for decisions in options.decide.values()]
+    if graph.integer or graph.cooked_form or any(k.startswith("winograd") for k in kernels):
+        return ""
+    return wide_range_of(graph)
 
 
 def check_storage(graph: Graph, options: CompileOptions) -> None:
@@ -444,7 +472,9 @@ def _plan_in_order(
         )  # fmt: skip
 
     if graph.cooked_form is not None:
-        plain = replace(options, storage="float", tuned=True, order="file") == CompileOptions()
+        free = replace(options, storage="float", tuned=True, order="file", winograd=None)
+        # the file's plans have the file's kernels: not if convolutions were marked since
+        plain = free == CompileOptions() and (written is None or graph.nodes is written.nodes)
         planned = graph.cooked_form.plan(gpu.limits, options.storage, plain, lambda: lowered(graph))
         return graph, planned
     planned = lowered(graph)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +26,7 @@ from cml_engine.errors.arguments import (
     check_text,
 )
 from cml_engine.ir.graph import Array, Fact, Graph, Slider
-from cml_engine.ir.textures import on_device
+from cml_engine.ir.textures import TextureInput, on_device
 from cml_engine.ops import load_families
 from cml_engine.runtime.live.replacement import Replacement, check_interface
 from cml_engine.runtime.rank import (
@@ -56,6 +58,8 @@ from cml_engine.runtime.session.inputs import (
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu
     from cml_engine.gpu.program.preparation import OnProgress
+
+_log = logging.getLogger(__name__)
 
 
 class Session:
@@ -314,6 +318,7 @@ class Session:
         """
         inputs = with_defaults(self.sliders, self.inputs, self._program.known_inputs, inputs)
         if isinstance(inputs, Mapping):
+            self._expect_range_of(inputs)
             words = take_words(self.graph, self.plan, inputs)
             inputs, skip = {**inputs, **words}, skip | words.keys()
         if not skip:
@@ -324,6 +329,27 @@ class Session:
         host = {k: v for k, v in inputs.items() if k not in skip}
         checked = check_inputs(facts, host, self._program.known_inputs)
         return {**checked, **{name: inputs[name] for name in skip}}
+
+    def _expect_range_of(self, inputs: Mapping[str, Any]) -> None:
+        """Compiles the network again without Winograd's tiles if one of the inputs is a texture
+        whose values may be large, unless ``options.winograd`` says otherwise."""
+        if self.options.winograd is not None or self.plan is None:
+            return
+        wide = [n for n, v in inputs.items() if isinstance(v, TextureInput) and v.is_wide]
+        if not wide or not any(Path(step.path).stem == "winograd" for step in self.plan.steps):
+            return
+        if self.source_graph.cooked_form is not None:
+            _log.warning(
+                "'%s': input '%s' is a texture of floats, and the file was cooked with Winograd's "
+                "tiles: cook it with --no-winograd", self.source_graph.name, wide[0],
+            )  # fmt: skip
+            return
+        _log.info("'%s': no Winograd, for '%s' is a texture of floats", self.graph.name, wide[0])
+        with self._swapping:
+            self.options = replace(self.options, winograd=False)
+            before = self._program
+            self._begin(compile_graph(self.source_graph, self.gpu, self.options, True, self._arena))
+            self._program.inherit(before)
 
     def close(self) -> None:
         """Frees the network's memory on the device now instead of with the last reference.

@@ -196,6 +196,8 @@ def compile_options(a: Namespace) -> CompileOptions:
     options = CompileOptions.preset(preset) if preset else CompileOptions()
     if getattr(a, "half", False):
         options = replace(options, storage="half")
+    if getattr(a, "no_winograd", False):
+        options = replace(options, winograd=False)
     if getattr(a, "backend", None) == "onnxruntime":
         options = replace(options, cpu="onnxruntime")
     mib = getattr(a, "arena_limit_mib", None)

@@ -214,6 +214,11 @@ _SHARED = {
         "a part of the name of the GPU to use, as 'cml devices' lists them",
     ),
     "half": flag("GPU", "--half", "store feature maps and weights in 16 bits (cml docs faster)"),
+    "winograd": flag(
+        "GPU",
+        "--no-winograd",
+        "compute convolutions by their windows alone: for HDR pictures (cml docs faster)",
+    ),
     "preset": option(
         "GPU",
         "--preset",
@@ -270,6 +275,6 @@ _SOURCE = ("file", "shape", "constant", "weights", "ops", "fragments", "limits")
 _SETS = {
     "model": (*_SOURCE, "trusted"),
     "source": _SOURCE,
-    "plan": ("random", "adapter", "half", "preset", "decide"),
+    "plan": ("random", "adapter", "half", "winograd", "preset", "decide"),
     "frames": ("budget", "frame"),
 }

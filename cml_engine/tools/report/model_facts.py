@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.decisions import (
     Decision,
@@ -26,6 +25,7 @@ from cml_engine.ir.graph import Graph
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.choice import Choice
 from cml_engine.runtime.session import CompileOptions, make_plan
+from cml_engine.runtime.session.compile_graph import optimize_for, why_direct
 from cml_engine.tools.report.model_info import PORTABLE, CookedInfo, ModelInfo
 
 if TYPE_CHECKING:
@@ -69,14 +69,15 @@ class ModelFacts:
     @cached_property
     def optimized(self) -> Graph:
         """The graph after all optimization passes."""
-        return optimize(self.graph, self.options.without)
+        return optimize_for(self.graph, self.options)
 
     @cached_property
     def summary(self) -> ModelInfo | CookedInfo:
         """The facts that ``cml info`` prints, for :data:`PORTABLE` limits or of a cooked file."""
         if self.graph.cooked_form is not None:
             return CookedInfo.of(self.graph)
-        return ModelInfo.of(self.graph, self._plan(Machine(PORTABLE, "")), self.options.storage)
+        plan, options = self._plan(Machine(PORTABLE, "")), self.options
+        return ModelInfo.of(self.graph, plan, options.storage, why_direct(self.graph, options))
 
     @cached_property
     def _target(self) -> Machine:

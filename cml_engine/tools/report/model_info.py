@@ -24,6 +24,7 @@ REFERENCE_FLOPS = 1e12
 REFERENCE_BYTES_PER_S = 50e9
 _STEP_OVERHEAD_S = 5e-6
 _HALF_NOTE = "storage    16 bits for feature maps between operators and the weights that meet them"
+_DIRECT_NOTE = "3x3 convs  by their windows, without Winograd"
 #: the limits that WebGPU guarantees, with unlimited memory: a device itself reports a model that is
 #: too large for it, and this table must show how large the model is
 PORTABLE = Limits(max_binding_bytes=1 << 40, max_buffer_bytes=1 << 40)
@@ -108,9 +109,13 @@ class ModelInfo:
     few_bits: Mapping[str, bool] = field(default_factory=dict)
     #: the operators without a kernel, and the bytes that are copied for them
     on_cpu: tuple[str, ...] = ()
+    #: the reason why convolutions are computed without Winograd's tiles, or ""
+    direct: str = ""
 
     @classmethod
-    def of(cls, graph: Graph, plan: Plan, storage: Storage = "float") -> ModelInfo:
+    def of(
+        cls, graph: Graph, plan: Plan, storage: Storage = "float", direct: str = ""
+    ) -> ModelInfo:
         """Returns the facts about a graph and its plan for :data:`PORTABLE` limits.
 
         Nothing is run.
@@ -139,6 +144,7 @@ class ModelInfo:
             few_bits=_few_bits(graph, plan),
             on_cpu=tuple(map(str, plan.cpu_parts)),
             reuse=ReuseInfo.of(graph, PORTABLE, storage) if several else None,
+            direct=direct,
         )
 
     def __str__(self) -> str:
@@ -156,6 +162,7 @@ class ModelInfo:
             ),
             *(f"no kernel  on the CPU: {part}" for part in self.on_cpu),
             *([_HALF_NOTE] if self.storage == "half" else []),
+            *([f"{_DIRECT_NOTE}: {self.direct}"] if self.direct else []),
             *self._few_bits_lines(),
             *(self.reuse.lines() if self.reuse else []),
             f"work       {self.gflop:.3f} GFLOP, {mib(self.moved_bytes)} moved at least, in "
@@ -318,6 +325,8 @@ class CookedInfo:
         lines += [*_ends(self.inputs, self.outputs), "devices", *map(str, self.profiles)]
         lines.append(f"kernels    {self.kernels}: {self.spirv} SPIR-V, {self.wgsl} WGSL")
         lines += [f"  not in WGSL: {label}" for label in meta.get("without_wgsl", ())]
+        if meta.get("direct"):
+            lines.append(f"{_DIRECT_NOTE}: {meta['direct']}")
         if meta["custom"]:
             lines.append(f"of a game  {', '.join(meta['custom'])}: without their NumPy functions")
         lines.append(f"graph      {'for the CPU and other devices' if self.has_graph else 'none'}")

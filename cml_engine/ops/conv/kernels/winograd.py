@@ -68,12 +68,12 @@ _RUN, _EIGHT = 32, 8
 
 def is_possible(conv: Conv) -> bool:
     """Returns True for a 3x3 float convolution of stride 1 and one group with constant filter."""
-    shape = conv.shape
-    if conv.op.attrs.get("exact", False):  # an integer network's: the transforms have fractions
+    attrs = conv.op.attrs
+    if attrs.get("exact"):  # an integer network's: the transforms have fractions
         return False
-    if conv.transposed or shape.groups != 1 or len(shape.axes) != 2 or not conv.constant:
+    if attrs.get("direct"):  # CompileOptions(winograd=False)
         return False
-    return all((a.size, a.stride, a.dilation) == (3, 1, 1) for a in shape.axes)
+    return conv.shape.takes_tiles and conv.constant and not conv.transposed
 
 
 def is_faster(conv: Conv) -> bool:

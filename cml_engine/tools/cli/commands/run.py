@@ -328,11 +328,18 @@ def _print_integer_facts(
         "--passes",
         "instead compare the optimized graph with the graph as written, both in NumPy",
     ),
+    flag(
+        "GPU",
+        "--hdr",
+        "instead report how far bright pixels and a NaN in the inputs reach (cml docs faster)",
+    ),
 )
 def validate(a: Namespace) -> int:
     """Check the GPU against NumPy, operator by operator."""
-    from cml_engine.compiler.optimize import optimize
+    if a.hdr:
+        return _check_hdr(a)
     from cml_engine.runtime.session import make_plan
+    from cml_engine.runtime.session.compile_graph import optimize_for
 
     if a.integer or a.passes:
         return _check_integers(a) if a.integer else _check_passes(a)
@@ -340,9 +347,9 @@ def validate(a: Namespace) -> int:
     from cml_engine.tools.report.validation import Validation
 
     written = load_for_inputs(a)
-    graph, gpu = optimize(written), gpu_of(a)
+    options = replace(compile_options(a), without=frozenset())
+    graph, gpu = optimize_for(written, options), gpu_of(a)
     arrays = _inputs(graph, a)
-    options = compile_options(a)
     if a.decisions:
         plan = make_plan(graph, gpu, options, written=written)
         write_decisions(a, written, graph, plan, gpu.name)
@@ -353,8 +360,19 @@ def validate(a: Namespace) -> int:
     return 0 if report.ok and fits else 1
 
 
+def _check_hdr(a: Namespace) -> int:
+    from cml_engine.runtime.reach_check import check_reach
+
+    reason = "--hdr compares runs with each other"
+    refuse(a, reason, "integer", "passes", "decisions", "dump-kernels")
+    graph = load_for_inputs(a)
+    report = check_reach(graph, gpu_of(a), _inputs(graph, a), compile_options(a))
+    print(report)
+    return 0 if report.ok else 1
+
+
 #: options of a plan, which comparisons without one refuse
-_PLAN_OPTIONS = ("half", "preset", "decide", "decisions", "dump-kernels")
+_PLAN_OPTIONS = ("half", "no-winograd", "preset", "decide", "decisions", "dump-kernels")
 
 
 def _check_passes(a: Namespace) -> int:
@@ -418,6 +436,7 @@ def _with_progress(checks: Iterable[T], graph: Graph) -> Iterator[T]:
     "backend",
     "adapter",
     "half",
+    "winograd",
     option(
         "inputs",
         "--inputs",

@@ -145,6 +145,7 @@ def _check_golden(a: Namespace) -> int:
     "cml export enlarge.onnx page --to web --shape 1,3,64,64",
     "model",
     "half",
+    "winograd",
     "overwrite",
     option("output", "destination", metavar="DST", help="the .onnx file or the folder to write"),
     option(

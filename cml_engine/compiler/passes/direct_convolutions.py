@@ -1,0 +1,63 @@
+"""Leaves Winograd's tiles out, in which a value disturbs results whose window it is not in.
+
+A tile adds values of 6x6 positions and subtracts them again. The rounding of a bright pixel stays
+in results two pixels away; an infinity or a NaN leaves a NaN there (docs/faster.md, "Winograd").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from cml_engine.ir.graph import Attrs, Graph, Node
+from cml_engine.ir.textures import HDR_VALUE
+from cml_engine.ops.conv.shapes import conv_shape
+
+
+def compute_directly(graph: Graph) -> Graph:
+    """Returns the graph with every 3x3 convolution marked to be computed by its windows.
+
+    The same graph is returned if there is none, or all are marked.
+    """
+    nodes = [_marked(node, graph) for node in graph.nodes]
+    if all(a is b for a, b in zip(nodes, graph.nodes, strict=True)):
+        return graph
+    return graph.with_(nodes=tuple(nodes), cooked_form=graph.cooked_form)
+
+
+def _marked(node: Node, graph: Graph) -> Node:
+    if node.op != "conv" or {"exact", "direct"} & node.attrs.keys():
+        return node
+    if not conv_shape(node.attrs, *(graph.facts[name] for name in node.inputs)).takes_tiles:
+        return node
+    return replace(node, attrs=Attrs({**node.attrs, "direct": True}))
+
+
+def wide_range_of(graph: Graph) -> str:
+    """Returns a description of a range beyond :data:`HDR_VALUE` that the model declares, or "".
+
+    Ranges are those of sliders and of the lines of ``graph.quant``.
+    """
+    for subject, low, high in _declared_ranges(graph):
+        if max(-low, high) > HDR_VALUE:
+            return f"{subject} is declared from {low:g} to {high:g}"
+    return ""
+
+
+def _declared_ranges(graph: Graph) -> Iterator[tuple[str, float, float]]:
+    for name, slider in graph.sliders.items():
+        if name in graph.facts and graph.facts[name].dtype == "scalar":
+            yield f"slider '{name}'", slider.low, slider.high
+    for name, attrs in graph.quantization.items():
+        if name in graph.constants or name not in graph.facts:
+            continue
+        low, high = attrs.get("min"), attrs.get("max")
+        if attrs["op"] == "logarithmic_quantize" and high is not None:
+            low = -np.asarray(high)
+        if {"scale", "bits"} <= attrs.keys():
+            high = np.asarray(attrs["scale"]) * 2 ** attrs["bits"]
+            low = -high
+        if low is not None and high is not None:
+            yield f"tensor '{name}'", float(np.min(low)), float(np.max(high))
