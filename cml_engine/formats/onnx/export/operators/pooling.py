@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
+from math import prod
 
 import numpy as np
 
 from cml_engine.formats.onnx.export.call import ExportCall, ExportTensor, rule
 from cml_engine.formats.onnx.export.operators.movement import pad_axes, window_attributes
 from cml_engine.ir.graph import Array
+from cml_engine.ops.common.shapes import MAX_RANK
 from cml_engine.ops.common.window import (
     Window,
     WindowAxis,
@@ -69,13 +71,36 @@ def _gather_taps(
     return x.gather(table, axis)
 
 
+def _reduce_taps(
+    x: ExportTensor, extents: Sequence[int], axis: int, table: Array, op: str, fill: float
+) -> ExportTensor:
+    """Adds nodes that reduce the values of each row of a table of indices on one axis of ``x``.
+
+    ``extents`` is the shape of ``x``. The values of a row are an axis more: of a tensor of the
+    engine's largest rank the axes before and after are merged meanwhile.
+    """
+    rank, extent = len(extents), extents[axis]
+    if rank < MAX_RANK:
+        x = _gather_taps(x, rank, axis, table, extent, fill)
+        return x.reduce(op, [axis + 1], keepdims=False)
+    before, after = _around(extents, axis)
+    x = _gather_taps(x.reshape([before, extent, after]), 3, 1, table, extent, fill)
+    x = x.reduce(op, [2], keepdims=False)
+    return x.reshape([*extents[:axis], len(table), *extents[axis + 1 :]])
+
+
+def _around(extents: Sequence[int], axis: int) -> tuple[int, int]:
+    """Returns the products of the extents before and after an axis."""
+    return prod(extents[:axis]), prod(extents[axis + 1 :])
+
+
 def _by_axis(x: ExportTensor, window: Window, border: str, op: str, fill: float) -> ExportTensor:
     """Adds nodes that reduce the windows of ``x`` with the ONNX reduction ``op``, axis by axis."""
+    extents = [axis.wide for axis in window]
     for i, axis in enumerate(window):
         if not axis.trivial:
-            table = _window_table(axis, border)
-            x = _gather_taps(x, len(window), i, table, axis.wide, fill)
-            x = x.reduce(op, [i + 1], keepdims=False)
+            x = _reduce_taps(x, extents, i, _window_table(axis, border), op, fill)
+            extents[i] = axis.narrow
     return x
 
 
@@ -171,12 +196,19 @@ def _max_pool(c: ExportCall) -> ExportTensor:
 
 
 def _joint(c: ExportCall, window: Window, border: str, fill: float) -> ExportTensor:
-    """Adds nodes that gather the values of each window into one last axis, in row-major order."""
-    x, rank = c.x, len(window)
+    """Adds nodes that gather the values of each window: [windows, taps], in row-major order.
+
+    Axes that are not gathered are merged, so the rank does not grow with that of the input.
+    """
+    x, taps, extents = c.x, 1, [axis.wide for axis in window]
     for i, axis in enumerate(window):
-        x = _gather_taps(x, rank + i, 2 * i, _window_table(axis, border), axis.wide, fill)
-    x = x.transpose([*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)])
-    return x.reshape((*(a.narrow for a in window), volume(window)))
+        if not axis.trivial:
+            before, after = _around(extents, i)
+            x = x.reshape([before, axis.wide, after, taps])
+            x = _gather_taps(x, 4, 1, _window_table(axis, border), axis.wide, fill)
+            x = x.transpose([0, 1, 3, 4, 2])
+            taps, extents[i] = taps * axis.size, axis.narrow
+    return x.reshape([prod(extents), taps])
 
 
 @rule("argmax_pool", onnx="windows by `Gather`, `ArgMax`", function=True)
@@ -185,7 +217,8 @@ def _argmax_pool(c: ExportCall) -> ExportTensor:
     if c.fact(0).size == 0:
         return c.fill(0)
     values = _joint(c, window, border, -np.inf if border == "ignore" else 0.0)
-    return values.ArgMax(axis=len(window), keepdims=0).cast("integer")
+    index = values.ArgMax(axis=1, keepdims=0).cast("integer")
+    return index.reshape([axis.narrow for axis in window])
 
 
 @rule("max_pool_with_index", onnx="as `max_pool` and `argmax_pool`", function=True)
@@ -197,11 +230,10 @@ def _max_pool_with_index(c: ExportCall) -> list[ExportTensor]:
 def _sample(c: ExportCall) -> ExportTensor:
     window, border = _windowed(c)
     values = _joint(c, window, border, 0.0)
-    index, axis = c.tensor(1), len(window)
+    index = c.tensor(1).reshape([prod(axis.narrow for axis in window), 1])
     is_inside = (index >= 0) & (index < volume(window))
-    safe_index = is_inside.Where(index, 0)
-    gathered = values.GatherElements(safe_index.unsqueeze(axis), axis=axis)
-    return is_inside.Where(gathered.squeeze(axis), 0.0)
+    gathered = values.GatherElements(is_inside.Where(index, 0), axis=1)
+    return is_inside.Where(gathered, 0.0).reshape([axis.narrow for axis in window])
 
 
 # -- the other way ------------------------------------------------------------------------------
@@ -212,14 +244,15 @@ def _spread(c: ExportCall, x: ExportTensor, window: Window, taps: Sequence[int])
 
     ``taps`` is, for each axis, the number of values that ``x`` has per window.
     """
+    extents = [axis.narrow * count for axis, count in zip(window, taps, strict=True)]
     for i, (axis, count) in enumerate(zip(window, taps, strict=True)):
         if axis.trivial and axis.wide == axis.narrow:
             continue
         table = _spread_table(axis, count)
         if not table.size:
             return c.fill(0.0)
-        x = _gather_taps(x, len(window), i, table, axis.narrow * count, 0.0)
-        x = x.reduce("ReduceSum", [i + 1], keepdims=False)
+        x = _reduce_taps(x, extents, i, table, "ReduceSum", 0.0)
+        extents[i] = axis.wide
     return x
 
 
@@ -237,10 +270,14 @@ def _debox(c: ExportCall) -> ExportTensor:
 @rule("desample", onnx="`Where` by place, `Gather`, `ReduceSum`", function=True, empty=0.0)
 def _desample(c: ExportCall) -> ExportTensor:
     window = reverse_window_of(c.attrs, c.fact(0).shape)
-    rank, sizes = len(window), [a.size for a in window]
-    tap_indices = c.constant(np.arange(volume(window), dtype=np.int32))
-    is_chosen = c.tensor(1).unsqueeze(rank).Equal(tap_indices)
-    values = is_chosen.Where(c.x.unsqueeze(rank), 0.0).reshape((*c.shape, *sizes))
-    values = values.transpose([part for i in range(rank) for part in (i, rank + i)])
-    extents = [extent * size for extent, size in zip(c.shape, sizes, strict=True)]
+    sizes, taps, extents = [a.size for a in window], volume(window), list(c.shape)
+    tap_indices = c.constant(np.arange(taps, dtype=np.int32))
+    is_chosen = c.tensor(1).reshape([prod(extents), 1]).Equal(tap_indices)
+    values = is_chosen.Where(c.x.reshape([prod(extents), 1]), 0.0)
+    for i, size in enumerate(sizes):  # the taps of an axis go behind its windows
+        before, after = _around(extents, i)
+        taps //= size
+        values = values.reshape([before, extents[i], after, size, taps])
+        values = values.transpose([0, 1, 3, 2, 4])
+        extents[i] *= size
     return _spread(c, values.reshape(extents), window, sizes)
