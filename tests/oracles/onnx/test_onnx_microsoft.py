@@ -10,7 +10,9 @@ pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
 import cml_engine as cml  # noqa: E402
+from cml_engine.errors import UnsupportedOp  # noqa: E402
 from cml_engine.ir.block_weights import weight_blocks  # noqa: E402
+from tests.fixtures.messages import raises  # noqa: E402
 from tests.fixtures.onnx_models import (  # noqa: E402
     agrees_with_runtime,
     exported_cnn,
@@ -158,3 +160,22 @@ def test_file_optimized_by_onnx_runtime_is_read(rng, tmp_path):
     outputs = cml.Session(cml.load(tmp_path / "optimised.onnx"), "cpu").run({"image": x})
     (expected,) = session.run(None, {"image": x})
     assert_allclose(outputs["output"], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("past", [0, 1, 3])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 4), (3, 3), (4, 2), (2, 4), (3, 5)])
+def test_unidirectional_attention_to_more_keys(queries, keys, past, rng):
+    """One query attends to all keys, which end with it; several to more keys are refused."""
+    pair = rng.standard_normal((2, 1, keys, 8)).astype(np.float32)
+    weights = {"k": pair[0], "v": pair[1]}
+    call = "y = MultiHeadAttention(x, k, v, num_heads=2, unidirectional=1)"
+    if past:
+        before = rng.standard_normal((2, 1, 2, past, 4)).astype(np.float32)
+        weights |= {"pk": before[0], "pv": before[1]}
+        call = call.replace("y =", "y, o, r =").replace("v, num", "v, _, _, _, pk, pv, num")
+    x = rng.standard_normal((1, queries, 8)).astype(np.float32)
+    if 1 < queries < keys:
+        with raises(UnsupportedOp, f"unidirectional with {queries} queries and {keys} keys"):
+            agrees_with_runtime(ms(call), x, weights)
+    else:
+        agrees_with_runtime(ms(call), x, weights)

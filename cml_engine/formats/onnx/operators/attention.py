@@ -221,8 +221,15 @@ def multi_head_attention(
     mask = None
     if padding is not None:
         mask = _padding_mask(padding, query.shape[0], k.shape[2], mask_filter_value)
-    offset, keys_after = Value.known(np.array(n_past)), 0 if unidirectional else -1
-    mask = _add_window(mask, q.shape[2], k.shape[2], offset, -1, keys_after)
+    queries, keys = q.shape[2], k.shape[2]
+    if unidirectional and queries > 1:
+        if keys - n_past > queries:
+            # ONNX Runtime shows the last query all keys, and the others too few by as many
+            raise unsupported_error(
+                f"unidirectional with {queries} queries and {keys - n_past} keys (give as many "
+                "keys as queries and the others as past keys, or one query)"
+            )
+        mask = _add_window(mask, queries, keys, Value.known(np.array(n_past)), -1, 0)
     mask = _sum_of_masks(mask, bias)
     return [_attend(q, k, v, mask, scale or 1 / np.sqrt(q.shape[3]), 0.0), k, v]
 
