@@ -223,8 +223,8 @@ class Tenant(Protocol):
         """True if the model has memory on the device that cannot be evicted now but can later."""
         ...
 
-    def evict(self) -> None:
-        """Frees the memory at once."""
+    def evict(self, *, wait: bool = True) -> None:
+        """Frees the memory at once. Without ``wait`` it never waits for another thread."""
         ...
 
 
@@ -422,7 +422,7 @@ class Allocator:
         """
         with suppress(InputError):
             freed = mib(_bytes_of([tenant]))
-            tenant.evict()
+            tenant.evict(wait=False)  # a thread that holds the model's lock may wait for this one's
             self.evictions += 1
             _log.info("'%s' is evicted: %s MiB", tenant.name, freed)
         self._free_unused()

@@ -280,6 +280,22 @@ class Residency:
             if free:
                 self.lock.release()
 
+    @contextmanager
+    def if_idle(self, *, wait: bool) -> Iterator[bool]:
+        """Yields True if neither a run nor a job uses the program, else False.
+
+        With ``wait`` it waits until no other program of a shared arena runs or is prepared, and
+        never for this program. After True other threads wait until the ``with`` block ends.
+        """
+        waits = wait and self.shared is not None and not self._pins
+        acquired = self.lock.acquire(blocking=waits)
+        try:
+            with device_errors():
+                yield acquired and not self.in_use
+        finally:
+            if acquired:
+                self.lock.release()
+
     @property
     def is_free(self) -> bool:
         """True if no other thread uses the program at the moment; never blocks."""

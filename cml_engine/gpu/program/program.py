@@ -134,22 +134,26 @@ class GpuProgram:
         """The bytes of :attr:`resident`, including all of the shared memory."""
         return sum(part.nbytes for part in self.resident)
 
-    def evict(self) -> None:
+    def evict(self, *, wait: bool = True) -> None:
         """Frees arena and weights now.
 
-        Raises :class:`InputError` if the program cannot be evicted.
+        With ``wait`` it waits for other programs of a shared arena that run or are prepared. Raises
+        :class:`InputError` if the program cannot be evicted.
         """
-        with self.residency.if_free() as free:
-            if not free or self.residency.in_use or self.plan.updates:
+        with self.residency.if_idle(wait=wait) as idle:
+            if not idle or self.plan.updates:
                 why = "has variables that would be lost" if self.plan.updates else "is running"
                 raise InputError(f"model '{self.name}' cannot be evicted: it {why}")
             self._preparation.restart()
             self.residency.release(now=True)
 
     def close(self) -> None:
-        """Frees all memory permanently. Raises :class:`InputError` during a run or a job."""
-        with self.residency.if_free() as free:
-            if not free or self.residency.in_use:
+        """Frees all memory permanently. Raises :class:`InputError` during a run or a job.
+
+        Waits for other programs of a shared arena that run or are prepared.
+        """
+        with self.residency.if_idle(wait=True) as idle:
+            if not idle:
                 raise InputError(
                     f"{self.residency.description} cannot be closed: a run or a job is under way"
                 )

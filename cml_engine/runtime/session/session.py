@@ -355,11 +355,14 @@ class Session:
         """Frees the network's memory on the device now instead of with the last reference.
 
         Any later use of the session raises :class:`InputError`, as does closing it during a run
-        or a job. On the CPU there is nothing to free.
+        or a job. In a shared arena it waits while another session runs or is prepared. A
+        replacement that is not ready is discarded. On the CPU there is nothing to free.
         """
-        self._coming = None
         if self.gpu is not None:
             as_gpu_program(self._program).close()
+        if self._coming is not None:
+            self._coming.supersede()
+            self._coming = None
 
     def reset(self) -> None:
         """Resets the variables that the network updates to the values in its files."""

@@ -460,7 +460,7 @@ class Model:
     def evictable(self):
         return self.held is not None and not self.running
 
-    def evict(self):
+    def evict(self, *, wait=True):
         self.held.free(now=True)
         self.held = None
 

@@ -181,3 +181,38 @@ def test_a_frame_does_not_wait_for_a_run_of_another_thread(net, gpu, host):
         go_on.set()
         thread.join()
     assert_array_equal(*host.finish(job), expected)
+
+
+@pytest.mark.parametrize("action", ["close", "evict"])
+def test_freeing_memory_waits_for_others_of_the_arena(net, gpu, action):
+    """It waits while another program of the arena runs or is prepared, but not for itself."""
+    session, other = (cml.Session(net, gpu, arena=f"shared:{action}") for _ in range(2))
+    free = session.close if action == "close" else session.program.evict
+    with session.program.residency.pinned(), pytest.raises(cml.InputError, match="cannot be"):
+        free()
+    freed = threading.Event()
+    with other.program.residency.pinned():
+        thread = threading.Thread(target=lambda: (free(), freed.set()))
+        thread.start()
+        assert not freed.wait(timeout=0.05)
+    thread.join(timeout=240)
+    assert freed.is_set() and not session.program.resident
+    if action == "close":
+        with pytest.raises(cml.InputError, match="was closed"):
+            run_net(session, IMAGES[0])
+    else:
+        assert_array_equal(run_net(session, IMAGES[0]), run_net(other, IMAGES[0]))
+
+
+def test_sessions_close_while_replacements_are_prepared(net, gpu):
+    """Whenever a session of an arena is closed, the replacements of the others go on."""
+    expected = run_net(cml.Session(net, gpu), IMAGES[1])
+    for pause_ms in range(0, 20, 2):
+        closing, stays = (cml.Session(net, gpu, arena="shared:replaced") for _ in range(2))
+        replacements = [session.replace(net) for session in (closing, stays)]
+        time.sleep(pause_ms / 1000)
+        stays.program.evict()
+        closing.close()
+        assert replacements[0].state in ("superseded", "done")
+        stays.take_replacement()
+        assert_array_equal(run_net(stays, IMAGES[1]), expected)
