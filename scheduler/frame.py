@@ -97,7 +97,7 @@ def _candidates(
         if free and queue not in unready and (not unready or _is_ready(jobs, queue)):
             next_jobs = queue.first(policy, report.now_ms, rate)
             if queue.network.retains:
-                next_jobs = [job for job in next_jobs if not jobs.job_list.is_blocked(job)]
+                next_jobs = [job for job in next_jobs if not jobs.job_list.find_predecessor(job)]
                 for job in next_jobs:
                     _update_steps(jobs, job)
             candidates += next_jobs

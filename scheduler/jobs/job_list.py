@@ -360,17 +360,25 @@ class JobList:
 
     def has_predecessor(self, job: Job) -> bool:
         """Returns True if the job's network retains its inputs and has another unfinished job."""
-        return job.network.retains and any(j.network is job.network for j in self._jobs.values())
+        return job.network.retains and self.has_jobs_of(job.network)
 
-    def is_blocked(self, job: Job) -> bool:
-        """Returns True if an earlier job of the same retaining network still waits for inputs.
+    def has_jobs_of(self, network: Network) -> bool:
+        """Returns True if the network has unfinished jobs; any thread may ask."""
+        return any(job.network is network for job in list(self._jobs.values()))
 
-        The job builds on the earlier one's results, so it must not start first.
+    def find_predecessor(self, job: Job) -> Job | None:
+        """Returns an earlier job of the same retaining network that cannot start now, or None.
+
+        It is paused, or waits for inputs. The job builds on its results, so it must not start
+        first.
         """
         if not job.network.retains:
-            return False
+            return None
         earlier_jobs = (j for j in self.jobs if j.number < job.number and j.network is job.network)
-        return any(not producer.ended for earlier in earlier_jobs for producer in earlier.producers)
+        for earlier in earlier_jobs:
+            if earlier.paused or any(not producer.ended for producer in earlier.producers):
+                return earlier
+        return None
 
     def refresh_foreign_jobs(self) -> None:
         """Checks again the jobs that wait for jobs of other schedulers, which may have ended."""

@@ -6,6 +6,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from threading import Event, RLock, Thread, current_thread
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -176,6 +177,11 @@ class FrameSnapshot:
                 job_list.queued(job)
 
 
+#: every scheduler's jobs, and the lock of those who add jobs of a network that retains its inputs
+_LIFECYCLES: WeakSet[Lifecycle] = WeakSet()
+_RETAINING = RLock()
+
+
 class Lifecycle:
     """The jobs of one scheduler; implements :class:`scheduler.jobs.job.JobOwner`."""
 
@@ -212,6 +218,7 @@ class Lifecycle:
         self.frame_thread: Thread | None = None
         #: runs one frame; weak, so that a scheduler that a host drops is freed at once
         self.run_frame: WeakMethod[Callable[[], FrameReport]] | None = None
+        _LIFECYCLES.add(self)
 
     # --- a job
 
@@ -224,8 +231,11 @@ class Lifecycle:
         producers = job.producers
         job.needs = tuple(producer.number for producer in producers if producer.owner is self)
         are_kept = [producer.outputs.add_consumer(job) for producer in producers]
-        with self.lock:
+        retains = job.network.retains
+        with self.lock, _RETAINING if retains else nullcontext():
             try:
+                if retains:
+                    self._refuse_second_scheduler(job)
                 calibrate(self.pace.cost_model, job.network)
                 job.find_steps(behind=self.job_list.has_predecessor(job))
                 admit(job, admission, len(self.job_list))
@@ -241,6 +251,19 @@ class Lifecycle:
                 self.job_list.fail_without_input(job)
             if self.recorder:
                 self.recorder.submitted(job)
+
+    def _refuse_second_scheduler(self, job: Job) -> None:
+        """Raises :class:`InputError` if the job's network has unfinished jobs of another scheduler.
+
+        Each job builds on the one that was submitted before, whose frames that scheduler runs.
+        """
+        others = [other for other in _LIFECYCLES if other is not self]
+        if any(other.job_list.has_jobs_of(job.network) for other in others):
+            raise InputError(
+                f"job '{job.name}': the session retains its inputs, and jobs of it that were "
+                "submitted to another scheduler have not ended. Submit all jobs of the session to "
+                "one scheduler, wait until the others have ended, or use a session for each"
+            )
 
     def end(self, job: Job, state: State, error: str = "", is_recorded: bool = True) -> None:
         """Ends a job in the given state with an error message; an ended job stays as it is.
@@ -364,13 +387,23 @@ class Lifecycle:
                 raise TimeoutError(
                     f"job '{job.name}' has not ended within {timeout:g} s: {job.waiting_for}"
                 )
-            if job.paused and not job.ended:
-                raise InputError(f"job '{job.name}' is paused and will not end: resume() it first")
+            if paused := self._find_paused(job):
+                raise InputError(
+                    f"job '{paused.name}' is paused and will not end: resume() it first"
+                )
             loop = self.frame_thread
             if loop is None or loop is current_thread() or not loop.is_alive():
                 self._drive(job)
             else:
                 settled.wait(_LOOK_S)
+
+    def _find_paused(self, job: Job) -> Job | None:
+        """Returns the paused job without which a job does not end: itself, or one before it."""
+        with self.lock:
+            if job.ended or job.paused:
+                return None if job.ended else job
+            earlier = self.job_list.find_predecessor(job)
+            return earlier if earlier is not None and earlier.paused else None
 
     def _drive(self, job: Job) -> None:
         """Runs one frame for a thread that waits for the job; sleeps if the frame was empty.
@@ -417,6 +450,10 @@ class Lifecycle:
             return f"the outputs of {names}{more}"
         if job.paused:
             return "resume(): it is paused"
+        with self.lock:
+            earlier = self.job_list.find_predecessor(job)
+        if earlier is not None:
+            return f"job {earlier.number} '{earlier.name}', which was submitted before"
         if not job.network.ready:
             reason = job.network.waiting_for
             return one_line("its network to be ready" + (f": {reason}" if reason else ""))

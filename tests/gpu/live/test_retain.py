@@ -121,6 +121,37 @@ def test_retaining_jobs_run_only_dependent_steps(gpu, host):
     assert replay(recording) == recording.decisions
 
 
+def test_a_second_scheduler_waits_for_the_first(gpu):
+    """Jobs of a session build on the one before, so two schedulers cannot have them at once."""
+    session, first = first_job(gpu)
+    second = Host(gpu, budget_ms=20.0)
+    job = first.submit(session, {"x": array(2)})
+    with pytest.raises(cml.InputError, match="submitted to another scheduler have not ended"):
+        second.submit(session, {"z": array(5)})
+    assert_array_equal(*first.finish(job), expected(gpu, array(2), array(0)))
+    later = second.submit(session, {"z": array(5)})
+    assert_array_equal(*second.finish(later), expected(gpu, array(2), array(5)))
+    plain = cml.Session(graph(), gpu)
+    jobs = [host.submit(plain, {"x": array(1), "z": array(2)}) for host in (first, second)]
+    for host, job in zip((first, second), jobs, strict=True):
+        assert_array_equal(*host.finish(job), expected(gpu, array(1), array(2)))
+
+
+def test_a_paused_job_holds_those_that_build_on_it(gpu):
+    session, host = first_job(gpu)
+    jobs = [host.submit(session, {"x": array(2)}), host.submit(session, {"z": array(3)})]
+    jobs[0].pause()
+    for _ in range(5):
+        host.frame()
+    assert [job.state for job in jobs] == ["queued", "queued"]
+    assert f"job {jobs[0].number} '{jobs[0].name}'" in jobs[1].waiting_for
+    with pytest.raises(cml.InputError, match="is paused and will not end"):
+        jobs[1].wait(timeout=60)
+    jobs[0].resume()
+    for result, z in zip(host.finish(*jobs), (array(0), array(3)), strict=True):
+        assert_array_equal(result, expected(gpu, array(2), z))
+
+
 def test_texture_input_is_retained():
     """A session retains a texture's values from the time of the job, and loses them when
     evicted."""
