@@ -95,3 +95,56 @@ def test_a_wrong_answer_is_a_failure(monkeypatch):
 @pytest.mark.gpu
 def test_a_few_on_the_gpu(gpu):
     assert [v for v in onnx_nodes.run(gpu, ON_GPU) if v.verdict != "PASS"] == []
+
+
+#: ONNX Runtime loses a NaN in comparisons, extremes and quantizers, multiplies no initial state of
+#: zeros, leaves out a neighbour of weight 0, and takes a NaN among indices for another one
+LOSES_NAN = (
+    "ArgMin", "DynamicQuantizeLinear", "GRU", "GlobalMaxPool", "GridSample", "Hardmax", "LSTM",
+    "MaxPool", "MaxUnpool", "NonMaxSuppression", "OneHot", "QLinearMatMul", "RNN", "ReduceMax",
+    "ReduceMin", "ScatterElements", "ScatterND", "Unique",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.long)])
+def test_a_nan_reaches_no_further_than_in_onnx_runtime(step):
+    """A NaN in the middle of an input changes no result that ONNX Runtime does not change."""
+    pytest.importorskip("onnxruntime")
+    beyond, planted = [], 0
+    for name, case in list(onnx_nodes.cases().items())[::step]:
+        ops = {node.op_type for node in case.model.graph.node}
+        if "expanded" in name or ops & set(LOSES_NAN):
+            continue
+        inputs = next(onnx_nodes.data_sets(case))[0]
+        for number, array in enumerate(inputs):
+            if array.dtype != np.float32 or array.ndim < 2 or not array.size:
+                continue
+            changed = [*inputs]
+            changed[number] = array.copy()
+            changed[number].reshape(-1)[array.size // 2] = np.nan
+            try:
+                masks = [differences(case.model, run, inputs, changed) for run in (ours, runtime)]
+            except Exception:  # one of the two does not compute it
+                continue
+            planted += 1
+            for got, allowed in zip(*masks, strict=False):  # counts are outputs of ours alone
+                if got.shape == allowed.shape and (got & ~allowed).any():
+                    beyond.append(f"{name}, input {number}")
+    assert beyond == [] and planted > 400 / step
+
+
+def ours(model, inputs):
+    return [*onnx_nodes.outputs_of(model, inputs, "cpu")[0].values()]
+
+
+def runtime(model, inputs):
+    names = [value.name for value in model.graph.input]
+    given = dict(zip(names, inputs, strict=False))
+    return [*onnx_nodes.run_onnx(model.SerializeToString(), given).values()]
+
+
+def differences(model, run, inputs, changed):
+    """Returns a mask of each output's elements that differ for other inputs; NaN equals NaN."""
+    with np.errstate(all="ignore"):
+        pairs = zip(run(model, inputs), run(model, changed), strict=True)
+        return [np.asarray(~((a == b) | ((a != a) & (b != b)))) for a, b in pairs]

@@ -607,16 +607,16 @@ def nll_loss(
     reduction: str = _REDUCTION,
 ) -> Value:
     """Imports the weighted negative log-likelihood of the targets by log-probabilities."""
-    is_kept: Value | None = None
+    is_ignored: Value | None = None
     if ignore_index is not None:
         is_ignored = target.eq(ignore_index)
         target = is_ignored.select(0, target)
-        is_kept = is_ignored.select(0.0, 1.0)
     loss = -logs.gather_elements(target.unsqueeze([1]), axis=1).squeeze([1])
     factors = None if weights is None else weights.gather(target, axis=0)
-    if is_kept is not None:
-        factors = is_kept if factors is None else factors * is_kept
     loss = loss if factors is None else loss * factors
+    if is_ignored is not None:  # not by a factor of 0: what is ignored may be infinite or NaN
+        loss = is_ignored.select(0.0, loss)
+        factors = is_ignored.select(0.0, 1.0 if factors is None else factors)
     if reduction == "none":
         return loss
     total = _sum_of_all(loss)
