@@ -504,3 +504,19 @@ def test_parameters_of_own_layers_are_attributes_in_order(own_layers, convert_li
 def test_own_layers_that_do_not_fit(own_layers, convert_lines, line, message):
     with raises(ModelError, message):
         convert_lines(line)
+
+
+@pytest.mark.parametrize("method", [2, 3], ids=["linear", "cubic"])
+def test_a_nan_stays_in_the_windows_of_a_resize(method, convert_lines):
+    """It reaches the results to which its element contributes."""
+    graph = convert_lines(f"Interp i 1 1 in out 0={method} 1=1.37 2=0.6")
+    session, reached = cml.Session(graph, "cpu"), 0
+    for at in ((0, 0), (3, 5), (7, 7)):
+        x = np.zeros((1, 4, 8, 8), np.float32)
+        x[0, 1, *at] = 1
+        weights = session.run({"in": x})["out"]
+        x[0, 1, *at] = np.nan
+        found = session.run({"in": x})["out"]
+        np.testing.assert_array_equal(np.isnan(found), weights != 0)
+        reached += np.isnan(found).sum()
+    assert 0 < reached < 100  # of 3 times 160

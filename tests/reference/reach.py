@@ -5,7 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 import cml_engine as cml
+from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.ops import is_registered
+from cml_engine.ops.declaration.choice import NO_VARIANTS
 from tests.fixtures.texts import engine, outputs_of, write_text
 
 #: finite values that show which results depend on an element: moderate ones, and large ones of both
@@ -63,22 +65,31 @@ def problems(call, operand, at, run):
     return wrong
 
 
-def check_reach(call, backend, folder, rng):
+def check_reach(call, backend, folder, rng, tables=lambda session: [NO_VARIANTS]):
     """Asserts that a NaN in any operand reaches what the formula says, with computed and with
-    constant operands."""
+    constant operands.
+
+    ``tables`` returns the tables of kernel variants to run, for the session of the defaults.
+    """
     body = call.body(len(call.answers))
     for fixed in (False, True) if len(call.arrays) > 1 else (False,):
         names = frozenset(call.names[1:]) if fixed else frozenset()
-        model = write_text(folder, body, call.inputs, head=call.head(), fixed=names)
-        session = cml.Session(cml.load(model), backend, cml.CompileOptions(cpu="refuse"))
+        graph = cml.load(write_text(folder, body, call.inputs, head=call.head(), fixed=names))
+        for table in tables(_session(graph, backend, NO_VARIANTS)):
+            session = _session(graph, backend, table)
 
-        def run(other, session=session, names=names):
-            inputs = {n: engine(a) for n, a in other.inputs.items() if n not in names}
-            found = session.run(inputs)
-            return [found[name] for name in outputs_of(body)]
+            def run(other, session=session, names=names):
+                inputs = {n: engine(a) for n, a in other.inputs.items() if n not in names}
+                found = session.run(inputs)
+                return [found[name] for name in outputs_of(body)]
 
-        for operand, array in enumerate(call.arrays[:1] if fixed else call.arrays):
-            if array.dtype.kind == "f" and array.size:
-                for at in {array.size // 2, int(rng.integers(array.size))}:
-                    wrong = problems(call, operand, at, run)
-                    assert not wrong, f"{fixed=}: {wrong}"
+            for operand, array in enumerate(call.arrays[:1] if fixed else call.arrays):
+                if array.dtype.kind == "f" and array.size:
+                    for at in {array.size // 2, int(rng.integers(array.size))}:
+                        wrong = problems(call, operand, at, run)
+                        assert not wrong, f"{fixed=} {table}: {wrong}"
+
+
+def _session(graph, backend, table):
+    options = cml.CompileOptions(cpu="refuse", plan=PlanOptions(variants=table))
+    return cml.Session(graph, backend, options)

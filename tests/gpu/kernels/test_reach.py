@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from cml_engine.ops import is_registered, lookup
+from cml_engine.ops.declaration.choice import VariantTable
 from tests.generate import samples
 from tests.reference.calls import OPERATORS
 from tests.reference.reach import check_reach
@@ -16,3 +17,21 @@ def test_a_nan_reaches_what_the_formula_says(op, tmp_path, rng, gpu):
     with np.errstate(all="ignore"):
         for call in samples(op):
             check_reach(call, gpu, tmp_path, rng)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("op", ["conv", "deconv"])
+def test_a_nan_reaches_the_same_by_every_kernel(op, tmp_path, rng, gpu):
+    """Tuning may choose any of them; Winograd's has its own tests (test_winograd.py)."""
+
+    def tables(session):
+        return [
+            VariantTable.forcing(choice.key, option)
+            for choice in session.plan.choices
+            for option in choice.options
+            if not option.startswith("winograd")
+        ]
+
+    with np.errstate(all="ignore"):
+        for call in samples(op):
+            check_reach(call, gpu, tmp_path, rng, tables)
