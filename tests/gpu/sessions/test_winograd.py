@@ -204,3 +204,9 @@ def test_validate_hdr_reports_what_reaches_too_far(tmp_path, gpu, capsys):
     assert cli.main(["validate", folder, "--hdr", "--no-winograd"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("reaches 147 of 4800 results and no others") == 4
+
+
+def test_an_onnx_file_cannot_state_it(tmp_path, capsys):
+    command = ["export", str(model(tmp_path)), str(tmp_path / "net.onnx"), "--no-winograd"]
+    assert cli.main(command) == 2
+    assert "leave --no-winograd out" in capsys.readouterr().err

@@ -204,6 +204,7 @@ def _export_onnx(a: Namespace) -> None:
         raise InputError(
             f"'{a.destination}': wanted a file name ending in .onnx; cml convert writes NNEF"
         )
+    refuse(a, "an ONNX file leaves the choice of kernels to its reader", "no-winograd")
     graph = load_model(a)
     dynamic = named_axes(a.dynamic) if a.dynamic else None
     from cml_engine.formats.onnx.export import default_opset
