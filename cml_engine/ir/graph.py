@@ -355,6 +355,8 @@ class Graph:
     float_tail : operators without an integer form, and operators that depend on them, are computed
         in floats.
     words : the tensors that hold integers only, each with its smallest and largest value.
+    input_ranges : the smallest and largest value that a run may give to an integer input, where not
+        all 32 bits are allowed.
     declarations : the fragment declarations of operators that are not NNEF's own.
     notes : messages for people, such as a converter's.
     taps : tensors that are read after a run although they are not outputs, each with the name of
@@ -390,6 +392,7 @@ class Graph:
     integer: int = 0
     float_tail: bool = False
     words: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    input_ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     #: inputs with a default, which a run may omit, by name
     sliders: Mapping[str, Slider] = field(default_factory=dict)
     origin: Origin | None = field(default=None, compare=False)

@@ -24,6 +24,11 @@ int cml_int_mod(int a, int b) {
     return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }
 
+// Divides the bits as unsigned integers. Division by 0 gives 0.
+int cml_uint_div(int a, int b) { return b == 0 ? 0 : int(uint(a) / uint(b)); }
+
+int cml_uint_mod(int a, int b) { return b == 0 ? 0 : int(uint(a) % uint(b)); }
+
 int cml_shift_left(int a, int by) {
     return by < 0 || by > 31 ? 0 : int(uint(a) << uint(by));
 }

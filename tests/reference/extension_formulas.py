@@ -57,6 +57,8 @@ _WRAPPED = {
     "bit_and": lambda a, b: a & b, "bit_or": lambda a, b: a | b, "bit_xor": lambda a, b: a ^ b,
     "bit_not": lambda a: ~a, "shift_left": lambda a, by: _shift(a, by, True),
     "shift_right": lambda a, by: _shift(a, by, False),
+    "uint_div": lambda a, b: (a & 0xFFFFFFFF) // (b & 0xFFFFFFFF) if b else 0,
+    "uint_mod": lambda a, b: (a & 0xFFFFFFFF) % (b & 0xFFFFFFFF) if b else 0,
 }  # fmt: skip
 #: operators of integers; the rest of ELEMENTWISE takes floats
 INTEGERS = {op: _wrapped(function) for op, function in _WRAPPED.items()} | numpy_functions(

@@ -36,7 +36,7 @@ from cml_engine.formats.onnx.op_schemas import (
 )
 from cml_engine.formats.onnx.placeholders import Placeholders
 from cml_engine.formats.onnx.qdq_reader import QdqReader
-from cml_engine.formats.onnx.ranges import of_dtype
+from cml_engine.formats.onnx.ranges import INPUT_BITS, of_input
 from cml_engine.formats.onnx.report import ImportReport
 from cml_engine.formats.onnx.tensors import OnnxTensor
 from cml_engine.formats.onnx.values import (
@@ -79,7 +79,8 @@ class Importer:
     """One import of an ONNX model to a graph.
 
     With a ``reading`` a quantized model is imported as an integer network. With ``placeholders``
-    unknown operators become declarations instead of an error.
+    unknown operators become declarations instead of an error. ``bits`` are those of the magnitudes
+    of integer inputs, by name, where a run must not give larger ones.
     """
 
     def __init__(
@@ -88,8 +89,9 @@ class Importer:
         engine: Engine,
         placeholders: bool = False,
         reading: QdqReader | None = None,
+        bits: Mapping[str, int] | None = None,
     ) -> None:
-        self._model, self._reading = model, reading
+        self._model, self._reading, self._bits = model, reading, bits or {}
         self._with_placeholders = placeholders
         self._placeholders = Placeholders((), {})
         self.emit = Emitter(engine, is_integer=reading is not None)
@@ -111,7 +113,8 @@ class Importer:
         self.emit.builder.reserve([info.name for info in (*inputs, *graph.outputs)])
         values = bind_inputs(inputs, shapes, constants, self.emit.builder, model.file)
         for info in inputs:
-            self.emit.intervals[info.name] = of_dtype(values[info.name].dtype)
+            bits = self._bits.get(info.name, INPUT_BITS[0])
+            self.emit.intervals[info.name] = of_input(values[info.name].dtype, bits)
         pairs = [(info.shape or (), values[info.name].shape) for info in inputs]
         extents = [pair for dims, shape in pairs for pair in zip(dims, shape, strict=False)]
         symbols = {dim: extent for dim, extent in extents if isinstance(dim, str)}
@@ -122,9 +125,14 @@ class Importer:
         outputs = {info.name: value for info, value in zip(graph.outputs, results, strict=True)}
         if len(outputs) < len(graph.outputs):
             raise ModelError(f"'{model.file}': two outputs have one name: export it again")
-        self.report.warn(model.file)
-        notes = (*self.report.lines(model), *self._placeholders.comments)
-        return self.emit.graph(name, outputs).with_(notes=notes)
+        ranges = {name: self.emit.intervals.of(name) for name in self._bits}
+        limits = [
+            f"  input '{name}' accepts integers from {interval}: for those all integers fit"
+            for name, interval in ranges.items()
+        ]
+        notes = (*self.report.lines(model), *limits, *self._placeholders.comments)
+        input_ranges = {name: (int(i.low), int(i.high)) for name, i in ranges.items()}
+        return self.emit.graph(name, outputs).with_(notes=notes, input_ranges=input_ranges)
 
     # -- graphs ---------------------------------------------------------------------------------
 

@@ -14,7 +14,9 @@ from cml_engine.formats.onnx.importer import Importer
 from cml_engine.formats.onnx.integer_graph import build_integer_graph
 from cml_engine.formats.onnx.model import read_model
 from cml_engine.formats.onnx.qdq_reader import QdqReader, is_quantized
+from cml_engine.formats.onnx.ranges import INPUT_BITS
 from cml_engine.formats.onnx.tensors import ExternalData
+from cml_engine.formats.onnx.values import TooWide
 from cml_engine.formats.onnx.weight_uses import find_weight_uses
 from cml_engine.io.model_source import Bytes, ModelSource, SourceFile, file_source, shown
 from cml_engine.ir.graph import Array, Graph, Shapes
@@ -78,6 +80,21 @@ class OnnxModel:
                 return build_integer_graph(graph, reading.stored)
             except ModelError as error:
                 notes = (f"{WHY} {error}",)
-        importer = Importer(self._model, self._engine, self._placeholders)
-        graph = importer.graph(shapes, self._constants, self._name)
+        graph = self._in_floats(shapes)
         return graph.with_(notes=(*graph.notes, *notes))
+
+    def _in_floats(self, shapes: Shapes) -> Graph:
+        """Imports the model, with smaller integer inputs where integers may not fit otherwise."""
+        bits: dict[str, int] = {}
+        first_error: TooWide | None = None
+        while True:
+            importer = Importer(self._model, self._engine, self._placeholders, bits=bits)
+            try:
+                return importer.graph(shapes, self._constants, self._name)
+            except TooWide as error:
+                first_error = first_error or error
+                wide = [n for n in error.inputs if bits.get(n) != INPUT_BITS[-1]]
+                if not wide:
+                    raise first_error from None
+                steps = dict(zip(INPUT_BITS, INPUT_BITS[1:], strict=False))
+                bits |= {name: steps[bits.get(name, INPUT_BITS[0])] for name in wide}

@@ -1,9 +1,13 @@
-"""Range analysis: finds integers of a model, 64 bits in ONNX, that may exceed the network's 32."""
+"""Range analysis: proves bounds of a model's integers, of which the network stores the low 32 bits.
+
+An integer of ONNX has up to 64 bits. Sums, products, bitwise operators and moves need only the low
+32 bits of their operands. Every other operator needs operands whose bounds make 32 bits enough.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,6 +36,8 @@ class Interval(NamedTuple):
 
 
 INT32 = Interval(-(1 << 31), (1 << 31) - 1)
+UINT32 = Interval(0, (1 << 32) - 1)
+INT64 = Interval(-(1 << 63), (1 << 63) - 1)
 #: the integers that float32 represents exactly
 EXACT = Interval(-(1 << 24), 1 << 24)
 _ANY = Interval(-math.inf, math.inf)
@@ -40,16 +46,29 @@ _NOTHING = Interval(0, 0)
 
 
 def of_dtype(dtype: DType) -> Interval:
-    """Returns the interval of an input of an ONNX type.
-
-    A 64-bit input accepts 32-bit values only.
-    """
+    """Returns the interval of all values of an ONNX type."""
     if dtype.kind not in "iu":
         return _UNIT if dtype.kind == "b" else _ANY
     bits = 8 * dtype.itemsize
     if dtype.kind == "u":
-        return Interval(0, min((1 << bits) - 1, INT32.high))
-    return Interval(max(-(1 << bits - 1), INT32.low), min((1 << bits - 1) - 1, INT32.high))
+        return Interval(0, (1 << bits) - 1)
+    return Interval(-(1 << bits - 1), (1 << bits - 1) - 1)
+
+
+#: the bits of the magnitudes of an integer input, tried in this order until the model's integers
+#: provably fit: all, terms of a sum, counts and positions, factors of a product, of a sum of them
+INPUT_BITS = (31, 30, 24, 15, 12)
+
+
+def of_input(dtype: DType, bits: int) -> Interval:
+    """Returns the interval of an input of an ONNX type with magnitudes of ``bits`` bits.
+
+    A 64-bit input accepts 32-bit values only.
+    """
+    interval = of_dtype(dtype)
+    if dtype.kind not in "iu" or (bits == INPUT_BITS[0] and dtype.itemsize < 8):
+        return interval
+    return Interval(max(interval.low, -(1 << bits)), min(interval.high, (1 << bits) - 1))
 
 
 def of_array(array: Array) -> Interval:
@@ -72,11 +91,16 @@ def _full_interval(fact: Fact) -> Interval:
     return {"scalar": _ANY, "integer": INT32, "logical": _UNIT}[fact.dtype]
 
 
+def _limited(interval: Interval) -> Interval:
+    """Returns an interval, or all numbers if it has ends far beyond 64 bits."""
+    return interval if max(map(abs, interval)) < 1 << 80 else _ANY
+
+
 class Intervals:
     """The proven bounds of the values of each tensor of a graph under construction, by name.
 
-    The bounds of an integer are those of ONNX's 64-bit value until :meth:`settle`;
-    :meth:`stored` gives the bounds in the network's 32 bits.
+    The bounds of an integer are those of ONNX's value, of which the network stores the low 32
+    bits.
     """
 
     def __init__(self, builder: ImportBuilder) -> None:
@@ -85,7 +109,7 @@ class Intervals:
         self._n_learned = 0
 
     def __setitem__(self, tensor: str, interval: Interval) -> None:
-        """Sets the bounds of an input, or tighter bounds than the computed ones."""
+        """Sets the bounds of an input or constant, or tighter bounds than the computed ones."""
         self.learn()
         self._intervals[tensor] = interval
 
@@ -95,21 +119,24 @@ class Intervals:
         for node in nodes[self._n_learned :]:
             rule = _RULES.get(node.op) or _RULES.get(node.op.removeprefix("int_"))
             if rule is not None:
-                bounds_of = self.__getitem__ if node.op in MOVES else self.stored
-                bounds = [bounds_of(name) for name in node.inputs]
+                bounds = [self[name] for name in node.inputs]
                 facts = [self._builder.facts[name] for name in node.inputs]
                 computed = rule(_Operands(node, bounds, facts))
                 results = computed if isinstance(computed, list) else [computed] * len(node.outputs)
-                self._intervals.update(zip(node.outputs, results, strict=True))
+                self._intervals.update(zip(node.outputs, map(_limited, results), strict=True))
         self._n_learned = len(nodes)
 
+    def forget(self, first: int) -> None:
+        """Notes that the nodes from index ``first`` on are about to be removed."""
+        self._n_learned = min(self._n_learned, first)
+
     def of(self, tensor: str) -> Interval:
-        """Returns the bounds of a tensor in the network, with all nodes so far."""
+        """Returns the bounds of a tensor, with all nodes so far."""
         self.learn()
-        return self.stored(tensor)
+        return self[tensor]
 
     def settle(self, tensor: str, all_of_type: Interval) -> None:
-        """Replaces bounds that exceed the tensor's type by ``all_of_type``."""
+        """Replaces bounds that exceed the tensor's type by ``all_of_type``: it wraps around."""
         if not self[tensor].within(all_of_type):
             self._intervals[tensor] = all_of_type
 
@@ -123,13 +150,48 @@ class Intervals:
             self._intervals[tensor] = interval
         return interval
 
-    def stored(self, tensor: str) -> Interval:
-        """Returns a tensor's bounds in the network.
+    def find_too_wide(self, node: Node) -> Interval | None:
+        """Returns the bounds of an operand of which ``node`` needs more than the low 32 bits.
 
-        An integer that may exceed 32 bits has any value.
+        Returns None if 32 bits are enough.
         """
-        interval, all_of_type = self[tensor], _full_interval(self._builder.facts[tensor])
-        return interval if interval.within(all_of_type) else all_of_type
+        integers = [
+            (position, self[name])
+            for position, name in enumerate(node.inputs)
+            if self._builder.facts[name].dtype == "integer"
+        ]
+        if node.op in _COMPARED_WITH_ZERO or (node.op == "cast" and node.attrs.dtype == "logical"):
+            integers.append((-1, _NOTHING))
+        elif node.op not in _EQUALITIES:
+            limit = UINT32 if node.op in _UNSIGNED else INT32
+            unchecked = _positions_of_low_bits(node)
+            for position, interval in integers:
+                fits = interval.within(limit) or interval.within(INT32)
+                if position not in unchecked and not fits:
+                    return interval
+            return None
+        hull = union_of(*(interval for _, interval in integers)) if integers else _NOTHING
+        return None if hull.high - hull.low <= UINT32.high else hull
+
+
+#: comparisons that need the difference of their operands to fit into 32 bits
+_EQUALITIES = ("int_eq", "int_ne")
+_COMPARED_WITH_ZERO = ("nonzero",)
+#: operators that read 32 bits as an unsigned integer
+_UNSIGNED = ("uint_div", "uint_mod", "shift_left", "shift_right")
+
+
+def _positions_of_low_bits(node: Node) -> Collection[int]:
+    """Returns the positions of operands of which the low 32 bits determine those of the results.
+
+    An index counts as one: an index that does not fit into 32 bits is outside any tensor.
+    """
+    if node.op.startswith("scatter"):
+        is_sum = node.attrs.get("reduction", "none") in ("none", "add", "mul")
+        return range(3) if is_sum else (1,)
+    if node.op in ("shift_left", "cast"):
+        return (0,) if node.op == "shift_left" or node.attrs.dtype == "integer" else ()
+    return range(len(node.inputs)) if node.op in _OF_LOW_BITS else ()
 
 
 # -- arithmetic ----------------------------------------------------------------------------------
@@ -137,10 +199,10 @@ class Intervals:
 
 def _hull(*ends: float) -> Interval:
     """Returns the interval from the smallest to the largest end; all numbers if an end is NaN."""
-    return _ANY if any(math.isnan(end) for end in ends) else Interval(min(ends), max(ends))
+    return _ANY if any(end != end for end in ends) else Interval(min(ends), max(ends))
 
 
-def _union(*parts: Interval) -> Interval:
+def union_of(*parts: Interval) -> Interval:
     return Interval(min(p.low for p in parts), max(p.high for p in parts))
 
 
@@ -168,7 +230,7 @@ def _quotient(a: Interval, b: Interval) -> Interval:
     """
     if b.low < 1:
         limit = _absolute(a).high
-        return Interval(-limit, limit)
+        return Interval(0 if min(a.low, b.low) >= 0 else -limit, limit)
     return _hull(*(math.trunc(x / y) for x in a for y in b))
 
 
@@ -183,14 +245,21 @@ def _remainder(a: Interval, b: Interval, of_divisor: bool) -> Interval:
     return Interval(0 if sign.low >= 0 else -limit, 0 if sign.high <= 0 else limit)
 
 
+def _bitwise(a: Interval, b: Interval) -> Interval:
+    """Returns the bounds of any bitwise operator of integers from two intervals."""
+    if not (a.within(INT64) and b.within(INT64)):
+        return _hull(*a, *b, *INT64)
+    bits = max(int(end if end >= 0 else -1 - end).bit_length() for end in (*a, *b))
+    return Interval(0 if min(a.low, b.low) >= 0 else -(1 << bits), (1 << bits) - 1)
+
+
 def _bit_and(a: Interval, b: Interval) -> Interval:
     """Returns the bounds of the bitwise and of integers from two intervals.
 
-    If an operand cannot be negative, they are 0 and the smallest upper bound of such an operand;
-    otherwise they are all 32-bit integers.
+    If an operand cannot be negative, they are 0 and the smallest upper bound of such an operand.
     """
     limits = [i.high for i in (a, b) if i.low >= 0]
-    return Interval(0, min(limits)) if limits else INT32
+    return Interval(0, min(limits)) if limits else _bitwise(a, b)
 
 
 def _shift_left(a: Interval, by: Interval) -> Interval:
@@ -198,7 +267,9 @@ def _shift_left(a: Interval, by: Interval) -> Interval:
 
 
 def _shift_right(a: Interval, by: Interval) -> Interval:
-    return Interval(0, int(a.high) >> max(0, min(int(by.low), 31))) if a.low >= 0 else INT32
+    """Returns the bounds of a shift of 32 bits without a sign."""
+    high = a.high if a.low >= 0 else UINT32.high
+    return Interval(0, int(min(high, UINT32.high)) >> max(0, min(int(by.low), 31)))
 
 
 def sum_of(x: Interval, count: int) -> Interval:
@@ -244,10 +315,13 @@ _Rule = Callable[[_Operands], "Interval | list[Interval]"]
 
 
 def _cast(o: _Operands) -> Interval:
-    """Returns the bounds of a cast; floats are truncated, and NaN becomes 0."""
+    """Returns the bounds of a cast; floats are truncated and saturate, and NaN becomes 0."""
     dtype = o.node.attrs["dtype"]
     if dtype == "integer" and o.facts[0].dtype == "scalar":
-        return _union(_NOTHING, _round(o[0], math.trunc))
+        truncated = _round(o[0], math.trunc)
+        return union_of(
+            _NOTHING, _hull(*(int(min(max(v, INT32.low), INT32.high)) for v in truncated))
+        )
     return _UNIT if dtype == "logical" else o[0]
 
 
@@ -257,14 +331,20 @@ def _product(o: _Operands) -> Interval:
     return sum_of(_mul(o[0], o[1]), inner) if len(o.intervals) == 2 else INT32
 
 
+def _times(o: _Operands) -> Interval:
+    """Returns the bounds of products; a square is not negative."""
+    is_square = o.node.inputs[0] == o.node.inputs[1]
+    return _mul(*map(_absolute, o.intervals)) if is_square else _mul(*o.intervals)
+
+
 def _scattered(o: _Operands) -> Interval:
     is_moved = o.node.attrs.get("reduction", "none") in ("none", "max", "min")
-    return _union(o[0], o[2]) if is_moved else _full_interval(o.facts[0])
+    return union_of(o[0], o[2]) if is_moved else _full_interval(o.facts[0])
 
 
 def _padded(o: _Operands) -> Interval:
     value = o.node.attrs.get("value", 0.0)
-    return _union(o[0], Interval(value, value))
+    return union_of(o[0], Interval(value, value))
 
 
 def _round(x: Interval, function: Callable[[float], float]) -> Interval:
@@ -277,11 +357,16 @@ MOVES = frozenset(
     "unstack reverse_sequence max_reduce min_reduce concat stack select".split(" ")
 )
 
+#: operators whose results' low 32 bits depend on those of the operands alone
+_OF_LOW_BITS = MOVES | frozenset(
+    "int_add int_sub int_mul int_neg bit_and bit_or bit_xor bit_not int_matmul int_conv pad".split()
+)
+
 #: the bounds of results as a function of those of the operands
 _OF_INTERVALS: Mapping[str, Callable[..., Interval]] = {
-    "add": _add, "mul": _mul, "int_div": _quotient, "min": _minimum, "max": _maximum,
-    "neg": _neg, "abs": _absolute, "bit_and": _bit_and, "shift_left": _shift_left,
-    "shift_right": _shift_right,
+    "add": _add, "int_div": _quotient, "min": _minimum, "max": _maximum,
+    "neg": _neg, "abs": _absolute, "bit_and": _bit_and, "bit_or": _bitwise, "bit_xor": _bitwise,
+    "shift_left": _shift_left, "shift_right": _shift_right, "uint_div": _quotient,
 }  # fmt: skip
 
 
@@ -292,8 +377,8 @@ def _of_intervals(function: Callable[..., Interval]) -> _Rule:
 #: by operator; one of numbers also stands for its integer form
 _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys((*MOVES, "mean_reduce"), lambda o: o[0]),
-    **dict.fromkeys(("max_pool", "avg_pool", "sample"), lambda o: _union(o[0], _NOTHING)),
-    **dict.fromkeys(("concat", "stack"), lambda o: _union(*o.intervals)),
+    **dict.fromkeys(("max_pool", "avg_pool", "sample"), lambda o: union_of(o[0], _NOTHING)),
+    **dict.fromkeys(("concat", "stack"), lambda o: union_of(*o.intervals)),
     **dict.fromkeys(("scatter_elements", "scatter_nd"), _scattered),
     **dict.fromkeys(("sigmoid", "softmax"), lambda o: _UNIT),
     **dict.fromkeys(("sign", "tanh"), lambda o: Interval(-1, 1)),
@@ -301,11 +386,17 @@ _RULES: Mapping[str, _Rule] = {
         ("argmax_reduce", "argmin_reduce"), lambda o: Interval(0, max(o.reduced - 1, 0))
     ),
     **{name: _of_intervals(function) for name, function in _OF_INTERVALS.items()},
-    "select": lambda o: _union(o[1], o[2]),
+    "select": lambda o: union_of(o[1], o[2]),
     "pad": _padded,
     "cast": _cast,
     "clamp": lambda o: _minimum(_maximum(o[0], o[1]), Interval(o[2].high, o[2].high)),
+    "mul": _times,
+    "exp": lambda o: Interval(0, math.inf),
+    "log": lambda o: Interval(-104, 89),  # of a positive float; others have no integer
     "sub": lambda o: _add(o[0], _neg(o[1])),
+    "bit_not": lambda o: Interval(-1 - o[0].high, -1 - o[0].low),
+    "uint_mod": lambda o: _remainder(o[0], o[1], of_divisor=False),
+    "sqrt": lambda o: Interval(0, math.sqrt(o[0].high)) if o[0].low >= 0 else _ANY,
     "int_rem": lambda o: _remainder(o[0], o[1], of_divisor=False),
     "int_mod": lambda o: _remainder(o[0], o[1], of_divisor=True),
     "sqr": lambda o: _mul(_absolute(o[0]), _absolute(o[0])),
@@ -315,7 +406,7 @@ _RULES: Mapping[str, _Rule] = {
     "round": lambda o: _round(o[0], lambda v: math.floor(v + 0.5)),
     "round_even": lambda o: _round(o[0], round),
     "sum_reduce": lambda o: o[0] if o.node.attrs.get("normalize") else sum_of(o[0], o.reduced),
-    "cumsum": lambda o: _union(_NOTHING, o[0], sum_of(o[0], o.extent)),
+    "cumsum": lambda o: union_of(_NOTHING, o[0], sum_of(o[0], o.extent)),
     "int_matmul": _product,
     "top_k": lambda o: [o[0], Interval(0, max(o.extent - 1, 0))],
     "nonzero": lambda o: [

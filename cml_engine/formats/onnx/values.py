@@ -27,7 +27,16 @@ from cml_engine.errors import (
 )
 from cml_engine.formats.builder import ImportBuilder
 from cml_engine.formats.format import Engine
-from cml_engine.formats.onnx.ranges import INT32, MOVES, Interval, Intervals, of_array
+from cml_engine.formats.onnx.ranges import (
+    INT32,
+    INT64,
+    MOVES,
+    UINT32,
+    Interval,
+    Intervals,
+    of_array,
+    union_of,
+)
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.block_weights import weight_blocks
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, AttrValue, DType, Fact, Graph, can_be_shape
@@ -51,6 +60,15 @@ NOTHING = "an extent of its inputs is 0: give shapes with extents of 1 or more"
 
 class InvalidNode(Exception):
     """The error that a node does not follow ONNX's rules; the importer adds the advice."""
+
+
+class TooWide(UnsupportedOp):
+    """The error that the low 32 bits of integers may not be enough.
+
+    ``inputs`` are the names of the graph's integer inputs from which they are computed.
+    """
+
+    inputs: Sequence[str] = ()
 
 
 def unsupported_error(variant: str) -> UnsupportedOp:
@@ -143,7 +161,14 @@ class Value:
 
     def cast(self, kind: str) -> Value:
         """Returns the value cast to ``kind``: ``"scalar"``, ``"integer"`` or ``"logical"``."""
-        return self if self.kind == kind else add_operator("cast", self, dtype=kind)
+        if self.kind == kind:
+            return self
+        if (self.kind, kind) == ("integer", "scalar") and self.array is None:
+            bounds = interval_of(self)
+            is_exact = _span(bounds) <= UINT32.high and abs(bounds.low) < 1 << 39
+            if not bounds.within(INT32) and is_exact:
+                return _float_of_halves(self, int(bounds.low))
+        return add_operator("cast", self, dtype=kind)
 
     def like(self, template: Value) -> Value:
         """Returns the value cast to the ONNX type of another one."""
@@ -252,6 +277,10 @@ _ALIGNED = frozenset(
     "abs add and bit_and bit_or bit_xor clamp div eq fmod ge gt int_mod int_rem le lt max min mul "
     "ne neg or pow prelu select shift_left shift_right sign sub".split()
 )
+#: integer operators that read signs, and those that read the same bits without one
+_QUOTIENTS = {"int_div": "uint_div", "int_mod": "uint_mod", "int_rem": "uint_mod"}
+#: integer operators for which only the order of their operands counts
+_ORDERS = frozenset("int_lt int_le int_gt int_ge int_min int_max".split())
 #: those that have a form of their own for integers
 _OF_NUMBERS = frozenset("abs add div eq ge gt le lt max min mul ne neg sign sub".split())
 
@@ -307,9 +336,56 @@ def elementwise(op: str, *inputs: Operand, **attrs: object) -> Value:
     first = next(v for x, v in zip(inputs, values, strict=True) if isinstance(x, Value))
     if op in _OF_NUMBERS and first.kind == "integer":
         op = f"int_{op}"
+    if op in _QUOTIENTS or op in _ORDERS:
+        hull = union_of(*map(interval_of, values))
+        if not hull.within(INT32) and hull.within(UINT32):
+            op = _QUOTIENTS.get(op, op)
+        if op in _ORDERS and not hull.within(INT32) and _span(hull) <= UINT32.high:
+            return _of_shifted(op, values, int(hull.low))
     rank = max(v.rank for v in values)
     has_full_rank = any(v.array is None and v.rank == rank for v in values)
     return add_operator(op, *(_lift(v, rank, has_full_rank) for v in values), **attrs)
+
+
+def _span(interval: Interval) -> float:
+    return interval.high - interval.low
+
+
+def _of_shifted(op: str, values: Sequence[Value], lowest: int) -> Value:
+    """Adds a comparison, minimum or maximum of integers in any range of 2^32.
+
+    The integers, of which ``lowest`` is the lower bound, are shifted into the range of int32.
+    Returns the result.
+    """
+    shift = int(INT32.low) - lowest
+    result = elementwise(op, *(v + _number(shift) for v in values))
+    return result - _number(shift) if result.kind == "integer" else result
+
+
+def _float_of_halves(value: Value, lowest: int) -> Value:
+    """Adds a cast to float32, rounded once, of integers in any range of 2^32; returns the result.
+
+    ``lowest`` is their lower bound. Both halves of 16 bits and their sums are exact floats.
+    """
+    from_lowest = value - _number(lowest)
+    high = from_lowest.shift_right(16).scalar() + float(lowest >> 16)
+    low = from_lowest.bit_and(0xFFFF).scalar() + float(lowest & 0xFFFF)
+    return high * 65536.0 + low
+
+
+def _number(value: int) -> Value:
+    """Returns a known integer of any size, of which the network stores the low 32 bits."""
+    return Value.known(np.array(value, np.int64 if abs(value) < 1 << 63 else np.uint64))
+
+
+def bounded(value: Value, interval: Interval) -> Value:
+    """Returns an integer value with bounds that the operators' rules guarantee."""
+    if interval_of(value).within(interval):
+        return value
+    copy = value.copy().typed(value.dtype)
+    if copy.tensor is not None:
+        current_import().intervals[copy.tensor] = interval
+    return copy
 
 
 def _lift(value: Value, rank: int, has_full_rank: bool) -> Value:
@@ -361,7 +437,7 @@ def constant(value: Value, subject: str) -> Array:
     """Returns the array of a value that must be known at import; an error calls it ``subject``."""
     if value.array is not None:
         return value.array
-    inputs = current_import().origins(value)
+    inputs = current_import().origins(value.tensor)
     input_list = ", ".join(f"'{name}'" for name in inputs)
     from_what = f"it is computed from {input_list}" if inputs else "it is computed"
     bind = "a constant in its place"
@@ -495,10 +571,13 @@ class Emitter:
     def _constant(self, array: Array, kind: str, name: str) -> str:
         size = array.size * NUMPY_DTYPE[kind].itemsize
         current_budget().check_bytes(size, f"the constant '{name or self.base}'", self.source)
-        if kind == "integer" and array.size and array.dtype.itemsize >= 4:
-            bounds = of_array(array)
-            if not bounds.within(INT32):
-                raise _too_large_error(bounds.low, bounds.high, self.source)
+        if kind == "integer" and not (bounds := of_array(array)).within(INT32):
+            # no literal: literals of equal bits share one name
+            name = self.builder.variable(
+                clean(name) or f"{self.base}_constant", array.astype(NUMPY_DTYPE[kind]), kind
+            )
+            self.intervals[name] = bounds
+            return name
         if array.dtype == np.float64:
             # the limits of float64 mean "no limit", as infinity does
             finite = array[np.abs(array) < np.finfo(np.float64).max]
@@ -592,7 +671,13 @@ class Emitter:
         is_known = all(value.array is not None for value in inputs)
         if not is_known or any(value.size > MAX_FOLDED for value in values):
             return values
+        bounds = [self.intervals.of(name) for name in names]
+        if any(
+            v.kind == "integer" and not b.within(INT32) for v, b in zip(values, bounds, strict=True)
+        ):
+            return values  # NumPy's int32 would lose the upper bits
         nodes = self.builder.nodes[mark:]
+        self.intervals.forget(mark)
         del self.builder.nodes[mark:]
         arrays = ChainMap[str, Array]({}, self.builder.constants)
         for node in nodes:
@@ -602,15 +687,40 @@ class Emitter:
             arrays.update(zip(node.outputs, results, strict=True))
         return [Value.known(arrays[v.tensor or ""].astype(v.dtype)) for v in values]
 
-    def origins(self, value: Value) -> tuple[str, ...]:
-        """Returns the names of the graph's inputs from which a value is computed, in order."""
-        ancestors = {value.tensor}
+    def origins(self, *tensors: str | None) -> tuple[str, ...]:
+        """Returns the names of the graph's inputs from which tensors are computed, in order."""
+        ancestors = set(tensors)
         for node in reversed(self.builder.nodes):
             if not ancestors.isdisjoint(node.outputs):
                 ancestors.update(node.inputs)
         return tuple(name for name in self.builder.inputs if name in ancestors)
 
     # -- the end --------------------------------------------------------------------------------
+
+    def _check_integers(self, outputs: Mapping[str, Value]) -> None:
+        """Raises :class:`UnsupportedOp` if a result needs more than 32 bits of an integer.
+
+        Only operators that the outputs depend on count.
+        """
+        self.intervals.learn()
+        needed = {value.tensor for value in (*outputs.values(), *self._counts.values())}
+        needed_nodes = []
+        for node in reversed(self.builder.nodes):
+            if not needed.isdisjoint(node.outputs):
+                needed.update(node.inputs)
+                needed_nodes.append(node)
+        for node in reversed(needed_nodes):
+            bounds = self.intervals.find_too_wide(node)
+            if bounds is not None:
+                raise self.too_wide(f"it reads {_advice(bounds)}", node.inputs, node.source)
+        sources = {name: node.source for node in needed_nodes for name in node.outputs}
+        for name, value in outputs.items():
+            if value.kind == "integer" and value.dtype != np.uint32:
+                bounds = interval_of(value)
+                if not bounds.within(INT32):
+                    source = sources.get(value.tensor or "")
+                    message = f"the output '{name}' has {_advice(bounds)}"
+                    raise self.too_wide(message, [value.tensor], source)
 
     def set_name(self, tensor: str, name: str) -> None:
         """Records the name that a node's result gets in the finished graph.
@@ -643,12 +753,22 @@ class Emitter:
                 valid_parts[node.outputs[0]] = axis, count
         return valid_parts.get(value.tensor)
 
+    def too_wide(
+        self, message: str, tensors: Sequence[str | None], source: Source | None
+    ) -> TooWide:
+        """Returns the error that integers may not fit, which depend on ``tensors``."""
+        names = self.origins(*tensors)
+        error = TooWide(message, source)
+        error.inputs = [n for n in names if self.builder.facts[n].dtype == "integer"]
+        return error
+
     def graph(self, name: str, outputs: Mapping[str, Value]) -> Graph:
         """Returns the finished graph with the given outputs, by name, then the added counts.
 
         Nodes and constants that no output needs are left out.
         """
         builder = self.builder
+        self._check_integers(outputs)
         outputs = {**outputs, **self._counts}
         computed = {out for node in builder.nodes for out in node.outputs}
         output_names: dict[str, str] = {}
@@ -662,6 +782,14 @@ class Emitter:
         builder.rename_all({**self._names, **output_names})
         unpruned = builder.any_graph(name or "graph", list(output_names.values()))
         return eliminate_dead_code(unpruned).with_(declarations=self.declarations)
+
+
+def _advice(bounds: Interval) -> str:
+    shown = f"from {bounds.low:,} to {bounds.high:,}" if bounds.within(INT64) else "of any size"
+    return (
+        f"integers {shown}, and the network computes with their low 32 bits: bound them before "
+        "(Clip, Mod, BitwiseAnd), or compute in int32 or uint32, which wrap around in ONNX too"
+    )
 
 
 def _too_large_error(low: float, high: float, source: Source | None) -> TensorFileError:

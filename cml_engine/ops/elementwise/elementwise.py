@@ -302,6 +302,17 @@ def _modulo(a: Array, b: Array) -> Array:
     return np.where((remainder != 0) & ((remainder < 0) != (b < 0)), remainder + b, remainder)
 
 
+def _unsigned(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
+    """Returns a function of integers that reads their 32 bits as unsigned; with 0 it gives 0."""
+
+    def of_bits(a: Array, b: Array) -> Array:
+        divisor = b.astype(np.uint32)
+        result = function(a.astype(np.uint32), np.maximum(divisor, 1))
+        return np.where(divisor == 0, 0, result).astype(np.uint32).view(np.int32)
+
+    return of_bits
+
+
 def _shifted(shift: np.ufunc, a: Array, count: Array) -> Array:
     inside = (count >= 0) & (count < 32)
     bits = shift(a.astype(np.uint32), np.where(inside, count, 0).astype(np.uint32))
@@ -331,6 +342,8 @@ _integer("int_mul", "a * b", np.multiply)
 _integer("int_div", "cml_int_div(a, b)", _divided, flops=8)
 _integer("int_rem", "cml_int_rem(a, b)", _remainder, flops=8)
 _integer("int_mod", "cml_int_mod(a, b)", _modulo, flops=8)
+_integer("uint_div", "cml_uint_div(a, b)", _unsigned(np.floor_divide), flops=8)
+_integer("uint_mod", "cml_uint_mod(a, b)", _unsigned(np.remainder), flops=8)
 _integer("int_min", "min(a, b)", np.minimum)
 _integer("int_max", "max(a, b)", np.maximum)
 _integer("int_neg", "0 - a", np.negative)

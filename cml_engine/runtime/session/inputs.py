@@ -143,6 +143,17 @@ def check_inputs(
     }
 
 
+def check_ranges(graph: Graph, arrays: Mapping[str, Array]) -> None:
+    """Raises :class:`InputError` if an integer is outside its input's range."""
+    for name, (low, high) in graph.input_ranges.items():
+        array = arrays.get(name)
+        if array is not None and array.size and not low <= array.min() <= array.max() <= high:
+            raise InputError(
+                f"input '{name}': got integers from {array.min():,} to {array.max():,}, wanted "
+                f"{low:,} to {high:,}: larger ones may exceed the 32 bits of the network's integers"
+            )
+
+
 def as_array(name: str, value: object) -> Array:
     """Returns an input as a NumPy array; raises :class:`InputError` if it holds no numbers."""
     try:
@@ -175,7 +186,8 @@ def _checked(name: str, fact: Fact, value: Array) -> Array:
     if fact.dtype == "integer" and array.size and array.dtype != expected:
         limits = np.iinfo(expected)
         if array.min() < limits.min or array.max() > limits.max:
-            raise InputError(f"input '{name}': values do not fit into {expected.name}")
+            hint = ": give its bits, array.view(numpy.int32)" if array.dtype == np.uint32 else ""
+            raise InputError(f"input '{name}': values do not fit into {expected.name}{hint}")
     return array.astype(expected, copy=False)
 
 

@@ -49,6 +49,7 @@ from cml_engine.runtime.session.compile_graph import (
 )
 from cml_engine.runtime.session.inputs import (
     check_inputs,
+    check_ranges,
     listed,
     random_inputs,
     take_words,
@@ -322,12 +323,15 @@ class Session:
             words = take_words(self.graph, self.plan, inputs)
             inputs, skip = {**inputs, **words}, skip | words.keys()
         if not skip:
-            return check_inputs(self.inputs, inputs, self._program.known_inputs)
+            arrays = check_inputs(self.inputs, inputs, self._program.known_inputs)
+            check_ranges(self.source_graph, arrays)
+            return arrays
         facts = {name: fact for name, fact in self.inputs.items() if name not in skip}
         if unknown := skip - set(self.inputs):
             raise InputError(f"unknown input '{min(unknown)}'; inputs are {listed(self.inputs)}")
         host = {k: v for k, v in inputs.items() if k not in skip}
         checked = check_inputs(facts, host, self._program.known_inputs)
+        check_ranges(self.source_graph, checked)
         return {**checked, **{name: inputs[name] for name in skip}}
 
     def _expect_range_of(self, inputs: Mapping[str, Any]) -> None:

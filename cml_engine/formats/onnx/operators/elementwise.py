@@ -11,7 +11,7 @@ from inspect import signature
 import numpy as np
 
 from cml_engine.formats.onnx.op_schemas import MICROSOFT, ML, attribute, one_of, op
-from cml_engine.formats.onnx.ranges import INT32, of_array
+from cml_engine.formats.onnx.ranges import INT32, INT64, Interval, of_array, of_dtype
 from cml_engine.formats.onnx.same_operators import (
     ARITHMETIC,
     BITS,
@@ -25,9 +25,11 @@ from cml_engine.formats.onnx.values import (
     InvalidNode,
     Value,
     add_operator,
+    bounded,
     checked_axis,
     current_import,
     elementwise,
+    interval_of,
     kind_of,
     unsupported_error,
 )
@@ -43,7 +45,8 @@ def binary(name: str, x: Value, y: Value) -> Value:
         raise InvalidNode(f"it has operands of {x.dtype} and {y.dtype}")
     is_limit = name in ("min", "max")
     if x.kind == "integer":
-        x, y = (_nearest(x), _nearest(y)) if is_limit else (x, y)
+        if is_limit:
+            x, y = _nearest(x, y), _nearest(y, x)
         return wrap(elementwise(name, x, y), x.dtype)
     can_be_nan = is_limit and not current_import().is_integer
     result = _with_nan(name, x, y) if can_be_nan else elementwise(name, x, y)
@@ -63,17 +66,15 @@ def _with_nan(name: str, x: Value, y: Value) -> Value:
     return x.is_nan().select(x, result)
 
 
-def _nearest(limit: Value) -> Value:
-    """Returns a known limit clamped to 32 bits; a computed limit is returned unchanged.
+def _nearest(limit: Value, x: Value) -> Value:
+    """Returns a known limit clamped to the bounds of ``x``; a computed limit is returned unchanged.
 
-    The clamped limit has the same effect on 32-bit values.
+    The clamped limit has the same effect on ``x``.
     """
-    if limit.array is None or of_array(limit.array).within(INT32):
+    if limit.array is None or x.array is not None or of_array(limit.array).within(INT32):
         return limit
-    low, high = map(int, INT32)
-    return Value.known(
-        np.clip(limit.array, max(low, np.iinfo(limit.dtype.name).min), high), limit.name
-    )
+    low, high = map(int, interval_of(x))
+    return Value.known(np.clip(limit.array, low, high).astype(limit.dtype), limit.name)
 
 
 def wrap(value: Value, dtype: DType) -> Value:
@@ -135,9 +136,20 @@ def _mod_fold(x: Array, y: Array, fmod: bool) -> Array:
     return np.fmod(x, y) if fmod else np.mod(x, y)
 
 
-@op("Mod", "fmod, int_mod, int_rem", fold=_mod_fold)
+def _are_powers_of_2(array: Array) -> bool:
+    """Returns True if all elements are: a remainder then is the dividend's low bits."""
+    return bool(np.all((array > 0) & (array & (array - 1) == 0)))
+
+
+@op("Mod", "bit_and, fmod, int_mod, int_rem", fold=_mod_fold)
 def mod(x: Value, y: Value, *, fmod: bool = False) -> Value:
     if x.kind == "integer":
+        if (
+            y.array is not None
+            and (not fmod or interval_of(x).low >= 0)
+            and _are_powers_of_2(y.array)
+        ):
+            return x.bit_and(Value.known(y.array - 1)).typed(x.dtype)
         return (x.int_rem(y) if fmod else x.int_mod(y)).typed(x.dtype)
     remainder = x.fmod(y)
     if fmod:
@@ -184,20 +196,19 @@ def _integer_power(x: Value, y: Value, exponent: float | None) -> Value:
 
 #: the relative error of a power on a GPU
 _POWER_ERROR = 4e-6
-#: the square root of the largest 32-bit integer
-_LARGEST_ROOT = 46340
 
 
 def integer_root(x: Value) -> Value:
     """Adds operators for the square root of integers, rounded down, and returns the result."""
-    root = x.scalar().sqrt().round_even().cast("integer").min(_LARGEST_ROOT)
+    largest = math.isqrt(int(min(max(0, interval_of(x).high), INT64.high)))
+    root = x.scalar().sqrt().round_even().cast("integer").max(0).min(largest)
     return (root * root).gt(x).select(root - 1, root)
 
 
 def _signed_form(name: str) -> Callable[[Value], Value]:
     def form(x: Value) -> Value:
-        if x.dtype.kind == "u" and name != "neg":
-            return x if name == "abs" else x.min(1).typed(x.dtype)
+        if x.kind == "integer" and name != "neg" and interval_of(x).low >= 0:
+            return x if name == "abs" else x.ne(0).cast("integer").typed(x.dtype)
         result = elementwise(name, x)
         return wrap(result, x.dtype) if x.kind == "integer" else result.typed(x.dtype)
 
@@ -264,11 +275,13 @@ def bit_shift(
 ) -> Value:
     if direction == "LEFT":
         return wrap(x.shift_left(steps), x.dtype)
-    shifted = x.shift_right(steps).typed(x.dtype)
-    if x.dtype.kind == "u":
-        return shifted
+    if interval_of(x).low >= 0:
+        return x.shift_right(steps).typed(x.dtype)
     # arithmetic shift: a negative number is the complement of its shifted complement
-    return x.lt(0).select(x.bit_not().shift_right(steps).bit_not(), shifted).typed(x.dtype)
+    is_negative = x.lt(0)
+    positive = bounded(is_negative.select(x.bit_not(), x), Interval(0, INT32.high))
+    shifted = positive.shift_right(steps)
+    return is_negative.select(shifted.bit_not(), shifted).typed(x.dtype)
 
 
 # -- comparisons and logic -----------------------------------------------------------------------
@@ -337,6 +350,8 @@ def _to_element(value: Value, element: int) -> Value:
         value = value.copy()  # float16 and bfloat16 are computed as float32
     if dtype.kind in "iu" and dtype.itemsize < 4 and dtype != value.dtype:
         return wrap(value, dtype)
+    if value.kind == "integer" and not interval_of(value).within(of_dtype(dtype)):
+        value = value.copy()  # its bounds become those of the type, around which it wraps
     return value.typed(dtype)
 
 

@@ -3,21 +3,25 @@ values."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from cml_engine.formats.onnx.op_schemas import ML, OnnxCall, at_least, one_of, op
 from cml_engine.formats.onnx.operators.elementwise import wrap
+from cml_engine.formats.onnx.ranges import INT32, Interval
 from cml_engine.formats.onnx.values import (
     InvalidNode,
     Operand,
     Value,
     add_operators,
     allocate,
+    bounded,
     checked_axis,
     checked_shape,
     concat,
     current_import,
-    elementwise,
+    interval_of,
     unsupported_error,
     zeros,
 )
@@ -42,8 +46,20 @@ def _wrap_indices(indices: Value, extents: list[int]) -> Value:
     indices.
     """
     extent: Operand = extents[0] if len(extents) == 1 else Value.known(np.array(extents, np.int64))
+    if interval_of(indices).low >= 0:
+        return indices
     wrapped = indices + extent
     return indices.lt(0).select(wrapped, indices).typed(indices.dtype)
+
+
+def _valid(indices: Value, extents: Sequence[int]) -> Value:
+    """Returns computed indices with the bounds of valid ones, if they have wider bounds than int32.
+
+    ONNX allows no index outside the tensor.
+    """
+    if interval_of(indices).within(INT32):
+        return indices
+    return bounded(indices, Interval(-max(extents), max(extents) - 1))
 
 
 def _gather_fold(x: Array, indices: Array, axis: int) -> Array:
@@ -57,6 +73,7 @@ def gather(x: Value, indices: Value, *, axis: int = 0) -> Value:
     axis = checked_axis(axis, x.rank)
     extent = x.shape[axis]
     if indices.array is None:
+        indices = _valid(indices, [extent])
         return x.gather(_wrap_indices(indices, [extent]), axis=axis)
     positive = _positive_indices(indices.array, extent)
     flat = positive.reshape(-1).tolist()
@@ -69,14 +86,16 @@ def gather(x: Value, indices: Value, *, axis: int = 0) -> Value:
 @op("ArrayFeatureExtractor", "gather", domain=ML)
 def array_feature_extractor(x: Value, indices: Value) -> Value:
     x = x.unsqueeze([0]) if x.rank == 1 else x
-    wrapped = _wrap_indices(indices.reshape([indices.size]), [x.shape[-1]])
+    indices = _valid(indices.reshape([indices.size]), [x.shape[-1]])
+    wrapped = _wrap_indices(indices, [x.shape[-1]])
     return x.gather(wrapped, axis=x.rank - 1)
 
 
 @op("GatherND", "gather_nd")
 def gather_nd(x: Value, indices: Value, *, batch_dims: int = at_least(0, 0)) -> Value:
     depth = indices.shape[-1]
-    indices = _wrap_indices(indices, list(x.shape[batch_dims : batch_dims + depth]))
+    extents = list(x.shape[batch_dims : batch_dims + depth])
+    indices = _wrap_indices(_valid(indices, extents), extents)
     if batch_dims:
         # prepend each element's batch indices to the given indices
         grid = np.indices(indices.shape[:-1])[:batch_dims]
@@ -143,7 +162,9 @@ def tensor_scatter(
     steps = np.arange(update.shape[axis]).reshape(axis_shape)
     indices = Value.known(np.broadcast_to(steps, update.shape))
     if first is not None:
-        indices = indices + first.reshape([first.shape[0], *[1] * (cache.rank - 1)])
+        last = Interval(0, cache.shape[axis] - 1)
+        starts = first if first.array is not None else bounded(first, last)
+        indices = indices + starts.reshape([first.shape[0], *[1] * (cache.rank - 1)])
     if mode == "circular":
         indices = indices.int_mod(cache.shape[axis])
     return cache.scatter_elements(indices, update, axis=axis).typed(cache.dtype)
@@ -154,14 +175,14 @@ def reverse_sequence(x: Value, lengths: Value, *, batch_axis: int = 1, time_axis
     return x.reverse_sequence(lengths, batch_axis=batch_axis, time_axis=time_axis)
 
 
-@op("OneHot", "int_eq, select")
+@op("OneHot", "int_eq, or, select")
 def one_hot(indices: Value, depth: float, values: Value, *, axis: int = -1) -> Value:
     count = int(depth)
     axis = checked_axis(axis, indices.rank + 1)
     lifted = indices.cast("integer").unsqueeze([axis])
     checked_shape([*indices.shape, *allocate([count])])
     classes = np.arange(count).reshape([count if a == axis else 1 for a in range(lifted.rank)])
-    is_class = elementwise("int_eq", _wrap_indices(lifted, [count]), Value.known(classes))
+    is_class = lifted.eq(Value.known(classes)).or_(lifted.eq(Value.known(classes - count)))
     off_value, on_value = (values.slice(0, i, i + 1).reshape([]) for i in range(2))
     return is_class.select(on_value, off_value).typed(values.dtype)
 

@@ -10,14 +10,16 @@ import numpy as np
 
 from cml_engine.formats.onnx.op_schemas import MICROSOFT, OnnxCall, at_least, attribute, op
 from cml_engine.formats.onnx.operators.elementwise import integer_division, integer_root, wrap
-from cml_engine.formats.onnx.ranges import EXACT, sum_of
+from cml_engine.formats.onnx.ranges import EXACT, INT32, UINT32, of_dtype, sum_of
 from cml_engine.formats.onnx.values import (
     InvalidNode,
     Value,
     add_operator,
     add_operators,
+    bounded,
     checked_axes,
     checked_axis,
+    concat,
     current_import,
     interval_of,
     unsupported_error,
@@ -60,8 +62,11 @@ def _integer_limit(name: str) -> Reduce:
         bounds = interval_of(x)
         if bounds.within(EXACT):
             return reduce_part(x)
+        if not bounds.within(INT32) and bounds.high - bounds.low <= UINT32.high:
+            shift = int(INT32.low - bounds.low)
+            return limit(x + shift, axes) - shift
         low = x.bit_and((1 << _LOW_BITS) - 1)
-        high = (x - low) / (1 << _LOW_BITS)
+        high = x.bit_and(-1 << _LOW_BITS) / (1 << _LOW_BITS)
         best_high = reduce_part(high)
         best_low = reduce_part(
             high.eq(best_high).select(low, -1 if name == "max_reduce" else 1 << _LOW_BITS)
@@ -82,7 +87,29 @@ def _sum_of_squares(x: Value, axes: list[int]) -> Value:
 
 
 def _integer_mean(x: Value, axes: list[int]) -> Value:
-    return integer_sum(x, axes) / prod(x.shape[axis] for axis in axes)
+    total = _wrapped(integer_sum(x, axes), x.dtype)
+    return total / prod(x.shape[axis] for axis in axes)
+
+
+def _integer_norm(x: Value, axes: list[int]) -> Value:
+    return integer_root(_wrapped(_sum_of_squares(x, axes), x.dtype))
+
+
+def _wrapped(total: Value, dtype: DType) -> Value:
+    """Returns a sum of which a 32-bit type keeps only what fits into it."""
+    return bounded(total, of_dtype(dtype)) if dtype.itemsize == 4 else total
+
+
+def _integer_product(x: Value, axes: list[int]) -> Value:
+    """Adds products of both halves of the elements until one is left; returns the result."""
+    kept_axes = [axis for axis in range(x.rank) if axis not in axes]
+    result_shape = [1 if axis in axes else n for axis, n in enumerate(x.shape)]
+    y = x.transpose([*kept_axes, *axes]).reshape([-1, prod(x.shape[axis] for axis in axes)])
+    while (count := y.shape[1]) > 1:
+        half = count // 2
+        products = y.slice(1, 0, half) * y.slice(1, half, 2 * half)
+        y = concat([products, y.slice(1, 2 * half, count)], 1)
+    return y.reshape(result_shape)
 
 
 # -- reductions ----------------------------------------------------------------------------------
@@ -131,12 +158,13 @@ REDUCTIONS = (
                _constant_mean),
     _Reduction("ReduceMax", "max_reduce", _reduce_by("max_reduce"), -inf, _MAX, np.max),
     _Reduction("ReduceMin", "min_reduce", _reduce_by("min_reduce"), inf, _MIN, np.min),
-    _Reduction("ReduceProd", "prod_reduce", _reduce_by("prod_reduce"), 1, None, np.prod),
+    _Reduction("ReduceProd", "prod_reduce; or int_mul", _reduce_by("prod_reduce"), 1,
+               _integer_product, np.prod),
     _Reduction("ReduceL1", "abs, sum_reduce", lambda x, axes: x.abs().sum_reduce(axes=axes), 0,
                _sum_of_absolutes, lambda x, **more: np.sum(np.abs(x), **more)),
     _Reduction("ReduceL2", "sqr, sum_reduce, sqrt",
                lambda x, axes: x.sqr().sum_reduce(axes=axes).sqrt(), 0,
-               lambda x, axes: integer_root(_sum_of_squares(x, axes))),
+               _integer_norm),
     _Reduction("ReduceSumSquare", "sqr, sum_reduce", lambda x, axes: x.sqr().sum_reduce(axes=axes),
                0, _sum_of_squares, lambda x, **more: np.sum(np.square(x), **more)),
     _Reduction("ReduceLogSum", "sum_reduce, log", lambda x, axes: x.sum_reduce(axes=axes).log(),

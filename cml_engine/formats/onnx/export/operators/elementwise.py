@@ -171,6 +171,15 @@ def _remainder(c: ExportCall) -> ExportTensor:
     return x.Mod(y, fmod=int(c.node.op == "int_rem"))
 
 
+@rule("uint_div", "uint_mod", onnx="`Div`, `Mod` of uint32, guarded: by 0 it is 0", function=True)
+def _unsigned_quotient(c: ExportCall) -> ExportTensor:
+    x, y = c.aligned()
+    is_zero = y.Equal(0)
+    number, divisor = x.cast("uint32"), is_zero.Where(1, y).cast("uint32")
+    result = number / divisor if c.node.op == "uint_div" else number.Mod(divisor, fmod=0)
+    return is_zero.Where(0, result.cast("integer"))
+
+
 @rule("shift_left", "shift_right", onnx="`BitShift`, guarded: by more than 31 it is 0",
       function=True)  # fmt: skip
 def _shift(c: ExportCall) -> ExportTensor:
