@@ -18,6 +18,11 @@ from cml_engine.formats.onnx.op_schemas import OnnxCall
 from cml_engine.formats.onnx.operators.convolution import convolve
 from cml_engine.formats.onnx.operators.matrix import matmul
 from cml_engine.formats.onnx.operators.quantized import dequantize
+from cml_engine.formats.onnx.operators.runtime_quantized import (
+    QUANTIZED_FORMS,
+    QuantizedForm,
+    optional_input,
+)
 from cml_engine.formats.onnx.values import Value, checked_axis, clean, current_import
 from cml_engine.ir.graph import Array, Attrs
 
@@ -130,7 +135,8 @@ _MOVES = frozenset(
 
 def is_quantized(model: OnnxModelFile) -> bool:
     """Returns True if a model's main graph has quantization operators."""
-    return any(node.op in _OPERATORS for node in model.graph.nodes)
+    nodes = model.graph.nodes
+    return any(node.op in _OPERATORS or node.qualified in QUANTIZED_FORMS for node in nodes)
 
 
 class QdqReader:
@@ -153,7 +159,10 @@ class QdqReader:
 
         A node with None is imported like any other.
         """
-        op = call.node.op if not call.node.domain else call.node.qualified
+        is_same = not call.node.domain or call.node.op in ("QuantizeLinear", "DequantizeLinear")
+        op = call.node.op if is_same else call.node.qualified
+        if op in QUANTIZED_FORMS:
+            return [self._by_form(call, QUANTIZED_FORMS[op])]
         if op in self._converters:
             result = self._converters[op](call)
             return None if result is None else [result]
@@ -262,6 +271,19 @@ class QdqReader:
         a, b_inputs = self._numbers(*_three(call, 0)), _three(call, 3)
         b = self._numbers(*b_inputs) if b_inputs[0].array is None else self._constant(*b_inputs, -1)
         return self._rounded(matmul(a, b), call[6], call[7])
+
+    def _by_form(self, call: OnnxCall, form: QuantizedForm) -> Value:
+        operands = []
+        for i in form.operands(call):
+            triple = call[i], call[i + 1], optional_input(call, i + 2)
+            is_known = triple[0].array is not None
+            operands.append(
+                self._constant(*triple, form.axis(call)) if is_known else self._numbers(*triple)
+            )
+        y = form.compute(call, *operands, **call.attrs)
+        if not call.has(form.result):
+            return y
+        return self._rounded(y, call[form.result], optional_input(call, form.result + 1))
 
     def _bias(self, bias: Value, input_scale: Value, weight_scales: Value) -> Value:
         if bias.array is None or input_scale.array is None or weight_scales.array is None:

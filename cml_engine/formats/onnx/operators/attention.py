@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from cml_engine.formats.onnx.op_schemas import MICROSOFT, at_least, attribute, one_of, op
+from cml_engine.formats.onnx.operators.matrix import matmul
 from cml_engine.formats.onnx.values import (
     InvalidNode,
     Value,
@@ -220,7 +221,7 @@ def multi_head_attention(
     k, v, n_past = _with_past(k, v, past_key, past_value)
     mask = None
     if padding is not None:
-        mask = _padding_mask(padding, query.shape[0], k.shape[2], mask_filter_value)
+        mask = _padding_mask(padding, q, k.shape[2], mask_filter_value)
     queries, keys = q.shape[2], k.shape[2]
     if unidirectional and queries > 1:
         if keys - n_past > queries:
@@ -234,19 +235,71 @@ def multi_head_attention(
     return [_attend(q, k, v, mask, scale or 1 / np.sqrt(q.shape[3]), 0.0), k, v]
 
 
-def _padding_mask(mask: Value, batch: int, keys: int, masked_value: float) -> Value:
-    """Returns an addend that masks out the padding among the keys.
+def _padding_mask(mask: Value, q: Value, keys: int, masked_value: float) -> Value:
+    """Returns an addend that masks out the padding among the keys of the queries ``q``.
 
-    The mask input is 0 at padding, or gives the number of valid keys of each batch item.
+    The mask input is 0 at padding; or it gives the number of valid keys of each batch item, and
+    perhaps the first valid key of each item behind that.
     """
-    if mask.rank == 1 and mask.shape != (batch,):
-        raise unsupported_error("a mask of first and last keys")
+    batch, _, queries, _ = q.shape
+    if mask.rank == 1 and mask.shape not in ((batch,), (2 * batch,)):
+        raise unsupported_error("a mask of several sequences in an item of the batch")
     if mask.rank == 1:
-        is_padding = _key_indices(keys).ge(mask.reshape([batch, 1, 1, 1]))
+        end = mask.slice(0, 0, batch).reshape([batch, 1, 1, 1])
+        is_padding = _key_indices(keys).ge(end)
+        if mask.shape != (batch,):
+            begin = mask.slice(0, batch, 2 * batch).reshape([batch, 1, 1, 1])
+            is_padding = is_padding.or_(_key_indices(keys).lt(begin))
+    elif mask.rank == 4:  # for the longest sequence: its last rows and first columns count
+        is_padding = mask.take({2: range(keys - queries, keys), 3: range(keys)}).le(0)
     else:
         shape = [batch, 1, *([1] if mask.rank == 2 else []), *mask.shape[1:]]
         is_padding = mask.reshape(shape).le(0)
     return _additive_mask(is_padding, masked_value, 0.0)
+
+
+@op("Attention", _NNEF, domain=MICROSOFT)
+def microsoft_attention(
+    x: Value,
+    weights: Value,
+    input_bias: Value | None = None,
+    padding: Value | None = None,
+    past: Value | None = None,
+    bias: Value | None = None,
+    past_length: Value | None = None,
+    *,
+    do_rotary: bool = False,
+    mask_filter_value: float = -10000.0,
+    num_heads: int = at_least(1, required=True),
+    past_present_share_buffer: bool = False,
+    qkv_hidden_sizes: list[int] | None = None,
+    rotary_embedding_dim: int = 0,
+    scale: float = 0.0,
+    unidirectional: bool = False,
+) -> list[Value]:
+    """Imports ONNX Runtime's Attention, which projects its input to queries, keys and values.
+
+    Returns its result and the keys and values, past ones first.
+    """
+    if do_rotary or past_present_share_buffer or past_length is not None:
+        raise unsupported_error("do_rotary, or past keys in a buffer of a fixed length")
+    width = weights.shape[-1]
+    sizes = qkv_hidden_sizes or [width // 3] * 3
+    if x.rank != 3 or weights.rank != 2 or len(sizes) != 3 or sum(sizes) != width:
+        raise InvalidNode(f"weights {weights} for {x} and the sizes {sizes}")
+    projected = matmul(x, weights)
+    projected = projected if input_bias is None else projected + input_bias
+    q, k, v = (_split_heads(part, num_heads) for part in projected.split(2, sizes))
+    pasts = [None, None] if past is None else [part.squeeze([0]) for part in past.split(0, [1, 1])]
+    k, v, n_past = _with_past(k, v, *pasts)
+    mask = None
+    if padding is not None:
+        mask = _padding_mask(padding, q, k.shape[2], mask_filter_value)
+    offset, keys_after = Value.known(np.array(n_past)), 0 if unidirectional else -1
+    mask = _add_window(mask, q.shape[2], k.shape[2], offset, -1, keys_after)
+    y = _attend(q, k, v, _sum_of_masks(mask, bias), scale or 1 / np.sqrt(q.shape[3]), 0.0)
+    has_pairs = k.shape == v.shape
+    return [y, concat([k.unsqueeze([0]), v.unsqueeze([0])], 0)] if has_pairs else [y]
 
 
 @op("GroupQueryAttention", _NNEF, domain=MICROSOFT)

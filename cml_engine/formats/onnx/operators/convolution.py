@@ -39,7 +39,7 @@ _WINDOW = {
     "auto_pad": one_of("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID", ""),
 }
 CONV = {**_WINDOW, "group": at_least(1, 1), "kernel_shape": per_axis(1)}
-_POOL = {**_WINDOW, "ceil_mode": attribute(False, kind=bool),
+POOL = {**_WINDOW, "ceil_mode": attribute(False, kind=bool),
          "kernel_shape": per_axis(1, required=True)}  # fmt: skip
 
 
@@ -313,7 +313,7 @@ def _pool_attrs(shape: SpatialWindow, border: str) -> dict[str, object]:
     }
 
 
-@op("MaxPool", "max_pool; or argmax_pool, sample and integers", attrs=_POOL)
+@op("MaxPool", "max_pool; or argmax_pool, sample and integers", attrs=POOL)
 def max_pool(
     call: OnnxCall, x: Value, *, storage_order: bool = False, **pool: Unpack[PoolAttributes]
 ) -> list[Value | None]:
@@ -351,7 +351,7 @@ def _flat_places(
     return (window_offsets + Value.known(first)).typed(np.int64)
 
 
-@op("AveragePool", "avg_pool, pad", attrs=_POOL)
+@op("AveragePool", "avg_pool, pad", attrs=POOL)
 def average_pool(
     x: Value, *, count_include_pad: bool = False, **pool: Unpack[PoolAttributes]
 ) -> Value:
@@ -369,7 +369,7 @@ def average_pool(
     return x.avg_pool(**_pool_attrs(shape, "ignore"))
 
 
-@op("LpPool", "abs, sqr or pow; box; sqrt or pow", attrs=_POOL)
+@op("LpPool", "abs, sqr or pow; box; sqrt or pow", attrs=POOL)
 def lp_pool(x: Value, *, p: int = at_least(1, 2), **pool: Unpack[PoolAttributes]) -> Value:
     attrs = _pool_attrs(_pool_window(x, **pool), "constant")
     return _root(_power(x, p).box(**attrs), p)

@@ -7,12 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from cml_engine.formats.onnx.model import OnnxGraph
-from cml_engine.formats.onnx.op_schemas import Attr, OnnxCall, at_least, attribute, one_of, op
+from cml_engine.formats.onnx.op_schemas import (
+    MICROSOFT,
+    Attr,
+    OnnxCall,
+    at_least,
+    attribute,
+    one_of,
+    op,
+)
 from cml_engine.formats.onnx.operators.elementwise import activate, parameter_count
+from cml_engine.formats.onnx.operators.quantized import dequantize
+from cml_engine.formats.onnx.operators.runtime_quantized import dynamically_quantized
 from cml_engine.formats.onnx.values import (
     InvalidNode,
     Value,
@@ -117,7 +128,8 @@ class RecurrentCell:
     """One direction of a recurrent layer: its weights, biases and activations.
 
     ``clip`` bounds the arguments of activations. ``variant`` is the attribute ``input_forget`` of
-    an LSTM and ``linear_before_reset`` of a GRU.
+    an LSTM and ``linear_before_reset`` of a GRU. ``rounded`` rounds the input and the states before
+    their products with the weights.
     """
 
     weights: Value
@@ -127,6 +139,7 @@ class RecurrentCell:
     activations: Sequence[tuple[str, list[float]]]
     clip: float | None
     variant: bool
+    rounded: Callable[[Value], Value]
 
     @property
     def size(self) -> int:
@@ -150,7 +163,7 @@ Step = Callable[[RecurrentCell, Value, State], State]
 
 def _lstm_step(cell: RecurrentCell, x: Value, state: State) -> State:
     hidden, old_cell = state
-    i, o, f, c = cell.parts(x + hidden.linear(cell.recurrent, 0.0), 4)
+    i, o, f, c = cell.parts(x + cell.rounded(hidden).linear(cell.recurrent, 0.0), 4)
     peepholes = [None] * 3 if cell.peephole is None else cell.parts(cell.peephole, 3)
     i = cell.apply(0, _add_peephole(i, peepholes[0], old_cell))
     f = 1.0 - i if cell.variant else cell.apply(0, _add_peephole(f, peepholes[2], old_cell))
@@ -200,7 +213,8 @@ def _steps(
     [length, 1, batch, size], and the last state.
     """
     length, batch, width = x.shape
-    projected = x.reshape([length * batch, width]).linear(cell.weights, cell.bias[0])
+    rows = cell.rounded(x.reshape([length * batch, width]))
+    projected = rows.linear(cell.weights, cell.bias[0])
     hidden_states: list[Value] = []
     for t in range(length)[:: -1 if is_reversed else 1]:
         new_state = step(cell, projected.slice(0, t * batch, (t + 1) * batch), state)
@@ -247,8 +261,11 @@ def _activations(
 
 def _declare(
     name: str, gates: int, defaults: tuple[str, ...], step: Step, variant: str = ""
-) -> None:
-    """Declares a recurrent operator; ``variant`` is an attribute of its own."""
+) -> Callable[..., list[Value]]:
+    """Declares a recurrent operator and returns its form.
+
+    ``variant`` is an attribute of its own.
+    """
     states = 2 if name == "LSTM" else 1
     attrs = {variant: Attr(bool, False)} if variant else {}
 
@@ -269,7 +286,7 @@ def _declare(
         direction: str = one_of("forward", "reverse", "bidirectional"),
         hidden_size: int | None = at_least(1),
         layout: bool = attribute(False, since=14),
-        **variant_attrs: bool,
+        **more: Any,
     ) -> list[Value]:
         x = x.transpose([1, 0, 2]) if layout else x
         length, batch, _ = x.shape
@@ -298,7 +315,8 @@ def _declare(
                 peephole=None if peepholes is None else peepholes.slice(0, d, d + 1),
                 activations=activation_list[d * len(defaults) : (d + 1) * len(defaults)],
                 clip=clip,
-                variant=variant_attrs.get(variant, False),
+                variant=more.get(variant, False),
+                rounded=more.get("rounded", lambda x: x),
             )
             state = [zeros((batch, size)) if v is None else _rows(v, d) for v in initial_states]
             is_reversed = direction == "reverse" or d == 1
@@ -317,8 +335,58 @@ def _declare(
 
     op(name, "linear, split, add, mul, and the activations, for every step", attrs=attrs,
        inputs=8 if name == "LSTM" else 6)(form)  # fmt: skip
+    return form
 
 
-_declare("LSTM", 4, ("Sigmoid", "Tanh", "Tanh"), _lstm_step, "input_forget")
+_lstm = _declare("LSTM", 4, ("Sigmoid", "Tanh", "Tanh"), _lstm_step, "input_forget")
 _declare("GRU", 3, ("Sigmoid", "Tanh"), _gru_step, "linear_before_reset")
 _declare("RNN", 1, ("Tanh",), _rnn_step)
+
+
+@op("DynamicQuantizeLSTM", "DynamicQuantizeLinear, and LSTM's operators", domain=MICROSOFT)
+def dynamic_quantize_lstm(
+    x: Value,
+    weights: Value,
+    recurrent: Value,
+    bias: Value | None = None,
+    sequence_lengths: list[int] | None = None,
+    initial: Value | None = None,
+    initial_cell: Value | None = None,
+    peepholes: Value | None = None,
+    weights_scale: Value = attribute(required=True),
+    weights_zero: Value = attribute(required=True),
+    recurrent_scale: Value = attribute(required=True),
+    recurrent_zero: Value = attribute(required=True),
+    *,
+    activation_alpha: list[float] | None = None,
+    activation_beta: list[float] | None = None,
+    activations: list[str] | None = None,
+    clip: float | None = None,
+    direction: str = one_of("forward", "reverse", "bidirectional"),
+    hidden_size: int | None = at_least(1),
+    input_forget: bool = False,
+) -> list[Value]:
+    """Imports DynamicQuantizeLSTM: an LSTM whose weights are integers, with their axes swapped.
+
+    The input and the states are rounded to 256 steps before each product.
+    """
+    w, r = (
+        _quantized_rows(*given)
+        for given in (
+            (weights, weights_scale, weights_zero),
+            (recurrent, recurrent_scale, recurrent_zero),
+        )
+    )
+    return _lstm(
+        x, w, r, bias, sequence_lengths, initial, initial_cell, peepholes,
+        activation_alpha=activation_alpha, activation_beta=activation_beta,
+        activations=activations, clip=clip, direction=direction, hidden_size=hidden_size,
+        input_forget=input_forget, layout=False, rounded=dynamically_quantized,
+    )  # fmt: skip
+
+
+def _quantized_rows(integers: Value, scale: Value, zero: Value) -> Value:
+    """Returns weights [directions, inputs, gates] as the numbers [directions, gates, inputs]."""
+    count = integers.shape[0]
+    scales, zeros = (v.reshape([count, 1, v.size // count]) for v in (scale, zero))
+    return dequantize(integers, scales, zeros).transpose([0, 2, 1])

@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 
 from cml_engine.formats.onnx.op_schemas import MICROSOFT, attribute, op
-from cml_engine.formats.onnx.operators.elementwise import wrap
+from cml_engine.formats.onnx.operators.elementwise import activate, parameter_count, wrap
 from cml_engine.formats.onnx.operators.reductions import integer_sum
 from cml_engine.formats.onnx.values import (
     InvalidNode,
@@ -58,10 +58,10 @@ def mat_mul(x: Value, y: Value) -> Value:
     return product.typed(x.dtype) if x.kind == "integer" else product
 
 
-_TURNS = {"transA": attribute(0, kind=int), "transB": attribute(0, kind=int)}
+TURNS = {"transA": attribute(0, kind=int), "transB": attribute(0, kind=int)}
 
 
-@op("Gemm", "linear; or matmul, mul, add", attrs=_TURNS)
+@op("Gemm", "linear; or matmul, mul, add", attrs=TURNS)
 def gemm(
     x: Value,
     weights: Value,
@@ -98,11 +98,31 @@ def _linear_bias(bias: Value | None, beta: float, count: int) -> Value | float |
     return Value.known((bias.array * np.float32(beta)).reshape(1, count), bias.name)
 
 
+@op("FusedGemm", "linear; or matmul, mul, add; and its activation", attrs=TURNS, domain=MICROSOFT)
+def fused_gemm(
+    x: Value,
+    weights: Value,
+    bias: Value | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    activation: str = "",
+    activation_alpha: float | None = None,
+    activation_beta: float | None = None,
+    activation_gamma: float | None = None,
+    **flags: int,
+) -> Value:
+    y = gemm(x, weights, bias, alpha=alpha, beta=beta, **flags)
+    given = [activation_alpha, activation_beta, activation_gamma]
+    parameters = [value for value in given if value is not None]
+    return activate(y, activation, parameters[: parameter_count(activation)])
+
+
 _FUSED = {name: attribute(0, kind=int) for name in ("transBatchA", "transBatchB")}
 
 
-@op("FusedMatMul", "matmul, mul", attrs={**_TURNS, **_FUSED}, domain=MICROSOFT)
-@op("TransposeMatMul", "matmul, mul", attrs={**_TURNS, **_FUSED}, domain=MICROSOFT)
+@op("FusedMatMul", "matmul, mul", attrs={**TURNS, **_FUSED}, domain=MICROSOFT)
+@op("TransposeMatMul", "matmul, mul", attrs={**TURNS, **_FUSED}, domain=MICROSOFT)
 def fused_matmul(x: Value, y: Value, *, alpha: float = 1.0, **flags: int) -> Value:
     if flags["transBatchA"] or flags["transBatchB"]:
         raise unsupported_error("transBatchA or transBatchB")

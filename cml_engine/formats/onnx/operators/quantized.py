@@ -91,6 +91,20 @@ def quantize(
     return y.clamp(float(limits.min), float(limits.max)).cast("integer").typed(dtype)
 
 
+@op("QuantizeLinear", "div, round_even, add, clamp, cast", domain=MICROSOFT)
+def microsoft_quantize_linear(
+    x: Value, scale: Value, zero: Value | None = None, *, axis: int = 1
+) -> Value:
+    return quantize(x, scale, zero, np.uint8 if zero is None else zero.dtype, axis)
+
+
+@op("DequantizeLinear", "cast, sub, mul", domain=MICROSOFT)
+def microsoft_dequantize_linear(
+    x: Value, scale: Value, zero: Value | None = None, *, axis: int = 1
+) -> Value:
+    return dequantize(x, scale, zero, axis)
+
+
 @op("QuantizeLinear", "div, round_even, add, clamp, cast")
 def quantize_linear(
     x: Value,

@@ -13,7 +13,14 @@ from math import prod
 import numpy as np
 
 from cml_engine.formats.line_weights import taps_of
-from cml_engine.formats.onnx.op_schemas import OnnxCall, at_least, attribute, one_of, op
+from cml_engine.formats.onnx.op_schemas import (
+    MICROSOFT,
+    OnnxCall,
+    at_least,
+    attribute,
+    one_of,
+    op,
+)
 from cml_engine.formats.onnx.values import (
     InvalidNode,
     Value,
@@ -324,10 +331,10 @@ def _interpolate_lines(x: Value, axis: int, matrix: Array) -> Value:
 _BORDERS = {"zeros": "constant", "border": "replicate", "reflection": "reflect"}
 
 
-def _declare_sampling(default: str, since: int = 1, until: int = 0) -> None:
+def _declare_sampling(default: str, since: int = 1, until: int = 0, domain: str = "") -> None:
     """Declares GridSample for some opsets, with the method that is its default there."""
 
-    @op("GridSample", "grid_sample", since=since, until=until)
+    @op("GridSample", "grid_sample", since=since, until=until, domain=domain)
     def grid_sample(
         x: Value,
         grid: Value,
@@ -342,6 +349,7 @@ def _declare_sampling(default: str, since: int = 1, until: int = 0) -> None:
 
 _declare_sampling("bilinear", until=19)
 _declare_sampling("linear", since=20)
+_declare_sampling("bilinear", domain=MICROSOFT)
 
 
 @op("RoiAlign", "roi_align")
