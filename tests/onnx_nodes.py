@@ -53,7 +53,7 @@ FITTING = frozenset(
     )
 )
 #: operators for training or for random numbers: out of scope
-LEFT_OUT = re.compile(r"^test_(adagrad|adam|momentum|nesterov|gradient|training|random)")
+LEFT_OUT = re.compile(r"^test_(adagrad|adam|momentum|nesterov|gradient|training|random|bernoulli)")
 
 
 @dataclass(frozen=True)

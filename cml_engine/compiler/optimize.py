@@ -105,7 +105,8 @@ def _stages(
         yield "integer", "the rule of integer networks, in whole numbers", graph
     written, graph = graph, graph.with_(taps={})
     if retain:
-        graph = graph.with_(unfused=boundaries(eliminate_dead_code(graph)))
+        apart = boundaries(eliminate_dead_code(graph))
+        graph = graph.with_(unfused=(*graph.unfused, *apart))
         yield "retain", "what hangs on different inputs stays apart", graph
     for name, stage, why in STAGES:
         if name not in without:

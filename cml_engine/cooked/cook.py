@@ -15,6 +15,7 @@ from cml_engine.compiler.integer.digest import gas_of, model_digest
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.compiler.planning.layouts import Storage
+from cml_engine.compiler.random_seed import with_seed
 from cml_engine.compiler.tuning_tables import shipped_table
 from cml_engine.cooked.golden import make_golden, write_golden
 from cml_engine.cooked.graph_text import described, write_graph
@@ -80,6 +81,7 @@ def cook(
         raise InputError(f"'{graph.name}' is cooked already: cook the model that it was made of")
     load_families()
     check_storage(graph, options)
+    graph = with_seed(graph, options.seed)
     optimized = optimize_for(graph, options)
     profiles = [profile for profile in PROFILES.values() if profile.name in names]
     plans = [

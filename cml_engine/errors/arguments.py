@@ -344,6 +344,7 @@ def shortened(value: object) -> str:
 #: the number of repetitions of a measurement, or of observed frames
 TIMES = IntegerRange(1, 1_000_000)
 SEED = IntegerRange(0, 2**64 - 1)
+RANDOM_SEED = IntegerRange(0, 2**32 - 1)
 BUDGET_MS = FloatRange(0.001, 60_000, "milliseconds")
 FRAME_MS = FloatRange(0.1, 60_000, "milliseconds")
 #: the speed of a simulated device relative to this one

@@ -37,6 +37,29 @@ int cml_shift_right(int a, int by) {
     return by < 0 || by > 31 ? 0 : int(uint(a) >> uint(by));
 }
 
+// Returns the upper 32 bits of a product.
+uint cml_mul_high(uint a, uint b) {
+    uint low = a & 0xffffu;
+    uint high = a >> 16;
+    uint middle = high * (b & 0xffffu) + ((low * (b & 0xffffu)) >> 16);
+    return high * (b >> 16) + (middle >> 16) + ((low * (b >> 16) + (middle & 0xffffu)) >> 16);
+}
+
+// Returns word i % 4 of Philox4x32-10 at the counter (i / 4, draw, 0, 0) with the key
+// (seed, stream), where i is row + column.
+int cml_random_bits(int row, int column, int draw, int seed, int stream) {
+    uint index = uint(row) + uint(column);
+    uint4 words = uint4(index >> 2, uint(draw), 0u, 0u);
+    uint2 key = uint2(uint(seed), uint(stream));
+    for (uint i = 0; i < 10u; i++) {
+        words = uint4(cml_mul_high(0xCD9E8D57u, words.z) ^ words.y ^ key.x, 0xCD9E8D57u * words.z,
+                      cml_mul_high(0xD2511F53u, words.x) ^ words.w ^ key.y, 0xD2511F53u * words.x);
+        key += uint2(0x9E3779B9u, 0xBB67AE85u);
+    }
+    uint place = index & 3u;
+    return int(place < 2u ? (place == 0u ? words.x : words.y) : (place == 2u ? words.z : words.w));
+}
+
 bool cml_isinf(float x) { return (asuint(x) & 0x7fffffffu) == 0x7f800000u; }
 
 // Halves are rounded to the even number.

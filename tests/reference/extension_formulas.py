@@ -50,7 +50,20 @@ def _shift(a, by, left):
     return a << by if left else (a & 0xFFFFFFFF) >> by
 
 
+def _random_bits(row, column, draw, seed, stream):
+    """Philox4x32-10 as Random123 defines it, on Python's integers."""
+    index = (row + column) % 2**32
+    counter, keys = [index >> 2, draw % 2**32, 0, 0], [seed % 2**32, stream % 2**32]
+    for _ in range(10):
+        a, b = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
+        counter = [(b >> 32) ^ counter[1] ^ keys[0], b % 2**32,
+                   (a >> 32) ^ counter[3] ^ keys[1], a % 2**32]  # fmt: skip
+        keys = [(keys[0] + 0x9E3779B9) % 2**32, (keys[1] + 0xBB67AE85) % 2**32]
+    return counter[index % 4]
+
+
 _WRAPPED = {
+    "random_bits": _random_bits,
     "int_add": lambda a, b: a + b, "int_sub": lambda a, b: a - b, "int_mul": lambda a, b: a * b,
     "int_div": _quotient, "int_rem": lambda a, b: a - _quotient(a, b) * b if b else 0,
     "int_mod": lambda a, b: a % b if b else 0, "int_neg": lambda a: -a, "int_abs": abs,

@@ -538,6 +538,11 @@ class Emitter:
         self._names: dict[str, str] = {}
         self._counts: dict[str, Value] = {}
         self._partial: dict[str, tuple[int, Value]] = {}
+        #: variables by a name of the importer's own, and their values after a run
+        self._variables: dict[str, Value] = {}
+        self._updates: dict[str, Value] = {}
+        self._unfused: list[str] = []
+        self._calls: dict[str, int] = {}
         self.declarations: dict[str, str] = {}
 
     @contextmanager
@@ -588,6 +593,27 @@ class Emitter:
         if array.ndim == 0 and not (kind == "scalar" and np.isnan(array)):
             return self.builder.literal(array, kind)
         return self.builder.variable(clean(name) or f"{self.base}_constant", array, kind)
+
+    def variable(self, name: str, step: int = 0) -> Value:
+        """Returns a variable of one integer, 0 at first, which every run increases by ``step``."""
+        if name not in self._variables:
+            tensor = self.builder.variable(name, np.zeros(1, np.int32), "integer")
+            self.intervals[tensor] = INT32
+            self._variables[name] = value = Value(np.dtype(np.int32), (1,), None, tensor)
+            if step:
+                self._updates[tensor] = value + step
+        return self._variables[name]
+
+    def count(self, key: str) -> int:
+        """Returns how often this was called before with the key."""
+        self._calls[key] = self._calls.get(key, -1) + 1
+        return self._calls[key]
+
+    def keep_apart(self, value: Value) -> Value:
+        """Returns a value of whose operator and whose readers no pass makes one operator."""
+        if value.tensor is not None:
+            self._unfused.append(value.tensor)
+        return value
 
     # -- operators ------------------------------------------------------------------------------
 
@@ -770,6 +796,7 @@ class Emitter:
         builder = self.builder
         self._check_integers(outputs)
         outputs = {**outputs, **self._counts}
+        updates = {variable: self.tensor(value) for variable, value in self._updates.items()}
         computed = {out for node in builder.nodes for out in node.outputs}
         output_names: dict[str, str] = {}
         for output, value in outputs.items():
@@ -779,8 +806,12 @@ class Emitter:
                 builder.source = None
                 tensor = builder.node("copy", [tensor], output)
             output_names[tensor] = output
-        builder.rename_all({**self._names, **output_names})
-        unpruned = builder.any_graph(name or "graph", list(output_names.values()))
+        names = {**self._names, **output_names}
+        builder.rename_all(names)
+        unpruned = builder.any_graph(name or "graph", list(output_names.values())).with_(
+            updates=tuple((variable, names.get(new, new)) for variable, new in updates.items()),
+            unfused=tuple(names.get(tensor, tensor) for tensor in self._unfused),
+        )
         return eliminate_dead_code(unpruned).with_(declarations=self.declarations)
 
 

@@ -319,6 +319,41 @@ def _shifted(shift: np.ufunc, a: Array, count: Array) -> Array:
     return np.where(inside, bits, 0).astype(np.uint32).view(np.int32)
 
 
+#: the five operands of random_bits; the first four elements are the published words of zeros
+_COUNTERS = tuple(
+    np.array(values, np.int32)
+    for values in (
+        [0, 1, 2, 3, 6, -7], [0, 0, 0, 0, 1, 9], [0, 0, 0, 0, 5, -1], [0, 0, 0, 0, -1, 7],
+        [0, 0, 0, 0, 3, _LEAST],
+    )
+)  # fmt: skip
+_ROUNDS = 10
+#: the multipliers of Philox4x32, and what its two keys grow by in every round
+_MULTIPLIERS, _WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
+
+
+def _random_bits(row: Array, column: Array, draw: Array, seed: Array, stream: Array) -> Array:
+    """Returns words of Philox4x32-10: word ``i % 4`` at the counter (i / 4, draw, 0, 0).
+
+    ``i`` is row + column, and the key is (seed, stream).
+    """
+    operands = np.broadcast_arrays(row + column, draw, seed, stream)
+    index, drawn, *key = (operand.astype(np.uint32).astype(np.uint64) for operand in operands)
+    low = np.uint64(0xFFFFFFFF)
+    zero = np.zeros_like(index)
+    words = [index >> np.uint64(2), drawn, zero, zero]
+    for _ in range(_ROUNDS):
+        products = [words[2 * i] * np.uint64(m) for i, m in enumerate(_MULTIPLIERS)]
+        high = [product >> np.uint64(32) for product in products]
+        words = [
+            high[1] ^ words[1] ^ key[0], products[1] & low,
+            high[0] ^ words[3] ^ key[1], products[0] & low,
+        ]  # fmt: skip
+        key = [(k + np.uint64(w)) & low for k, w in zip(key, _WEYL, strict=True)]
+    chosen = np.choose((index & np.uint64(3)).astype(np.intp), words)
+    return np.asarray(chosen, np.uint64).astype(np.uint32).view(np.int32)
+
+
 def _integer(
     name: str,
     hlsl: str,
@@ -363,6 +398,9 @@ _integer("shift_left", "cml_shift_left(a, b)", lambda a, b: _shifted(np.left_shi
      extra=(_COUNTS,))
 _integer("shift_right", "cml_shift_right(a, b)", lambda a, b: _shifted(np.right_shift, a, b),
      extra=(_COUNTS,))
+
+declare("random_bits", "cml_random_bits(a, b, c, d, e)", _random_bits, ("integer",) * 5,
+    "integer", tolerance=EXACT, low=-40, high=40, flops=200, brief=True, extra=(_COUNTERS,))
 
 declare("is_nan", "cml_isnan(a)", np.isnan, result="logical", tolerance=EXACT, extra=((_ODD,),),
     brief=True)

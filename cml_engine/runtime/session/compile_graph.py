@@ -19,12 +19,14 @@ from cml_engine.compiler.planning.dispatches import PlanOptions, Sibling, share_
 from cml_engine.compiler.planning.layouts import Storage
 from cml_engine.compiler.planning.node_order import order_for_memory
 from cml_engine.compiler.planning.plan_graph import plan_graph
+from cml_engine.compiler.random_seed import with_seed
 from cml_engine.compiler.tuning_tables import table_for
 from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.errors import InputError, UnsupportedOp
 from cml_engine.errors.arguments import (
     ARENA_LIMIT,
     CPU_THREADS,
+    RANDOM_SEED,
     Preset,
     check_choice,
     check_choices,
@@ -85,6 +87,7 @@ class CompileOptions:
         between the others of a GPU session, and logs which; ``"refuse"`` raises an error instead.
         ``"onnxruntime"`` runs a session without a GPU in ONNX Runtime, which is an extra package;
         results differ from NumPy's by rounding (docs/faster.md).
+    seed : the seed of random operators whose file states none, 0 to 2^32 - 1 (docs/your_model.md).
     cpu_threads : the cores that ONNX Runtime takes; the default is half of the machine's.
     order : ``"memory"`` runs the operators on a GPU in an order that needs less memory for
         activations, if there is one; results are bit-identical. The default is the file's order.
@@ -111,6 +114,7 @@ class CompileOptions:
     cpu_threads: int | None = None
     order: Order = "file"
     winograd: bool | None = None
+    seed: int = 0
 
     @classmethod
     def preset(cls, name: Preset, **options: Any) -> CompileOptions:
@@ -148,6 +152,7 @@ class CompileOptions:
             check_flag(self.winograd, "winograd")
         if self.cpu_threads is not None:
             CPU_THREADS.check(self.cpu_threads, "cpu_threads")
+        RANDOM_SEED.check(self.seed, "seed")
         if self.arena_limit is not None:
             ARENA_LIMIT.check(self.arena_limit, "arena_limit")
         decides_maps = any(
@@ -335,6 +340,7 @@ def compile_graph(
     Raises :class:`InputError` for an integer network with 16-bit storage.
     """
     check_storage(graph, options)
+    graph = with_seed(graph, options.seed)
     report = on_progress or (lambda stage, done, total: None)
     report("plan", 0, 1)
     if gpu is None and options.cpu == "onnxruntime":

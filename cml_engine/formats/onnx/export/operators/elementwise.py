@@ -180,6 +180,53 @@ def _unsigned_quotient(c: ExportCall) -> ExportTensor:
     return is_zero.Where(0, result.cast("integer"))
 
 
+@rule("random_bits", onnx="its rounds, of uint32", function=True, since=18)
+def _random_bits(c: ExportCall) -> ExportTensor:
+    def number(value: int) -> ExportTensor:
+        return c.constant(np.array(value, np.uint32))
+
+    row, column, draw, seed, stream = (tensor.cast("uint32") for tensor in c.aligned())
+    index, zero = row + column, number(0)
+    words = [index.BitShift(number(2), direction="RIGHT"), draw, zero, zero]
+    for i in range(10):
+        keys = [
+            key + number(i * step % 2**32)
+            for key, step in ((seed, 0x9E3779B9), (stream, 0xBB67AE85))
+        ]
+        (high_a, low_a), (high_b, low_b) = (
+            _write_product(c, words[position], factor)
+            for position, factor in ((0, 0xD2511F53), (2, 0xCD9E8D57))
+        )
+        words = [
+            high_b.BitwiseXor(words[1]).BitwiseXor(keys[0]), low_b,
+            high_a.BitwiseXor(words[3]).BitwiseXor(keys[1]), low_a,
+        ]  # fmt: skip
+    place = index.BitwiseAnd(number(3)).cast("integer")
+    integers = [word.cast("integer") for word in words]
+    result = integers[3]
+    for i in range(3):
+        result = place.Equal(i).Where(integers[i], result)
+    return result
+
+
+def _write_product(
+    c: ExportCall, x: ExportTensor, factor: int
+) -> tuple[ExportTensor, ExportTensor]:
+    """Writes a product of unsigned integers, as its upper and its lower 32 bits."""
+    mask, half = (c.constant(np.array(value, np.uint32)) for value in (0xFFFF, 16))
+    upper, lower = (
+        c.constant(np.array(value, np.uint32)) for value in (factor >> 16, factor & 0xFFFF)
+    )
+    low, high = x.BitwiseAnd(mask), x.BitShift(half, direction="RIGHT")
+    middle = high * lower + (low * lower).BitShift(half, direction="RIGHT")
+    rest = low * upper + middle.BitwiseAnd(mask)
+    carries = (value.BitShift(half, direction="RIGHT") for value in (middle, rest))
+    result = high * upper
+    for carry in carries:
+        result = result + carry
+    return result, x * c.constant(np.array(factor, np.uint32))
+
+
 @rule("shift_left", "shift_right", onnx="`BitShift`, guarded: by more than 31 it is 0",
       function=True)  # fmt: skip
 def _shift(c: ExportCall) -> ExportTensor:
