@@ -21,6 +21,7 @@ from cml_engine.formats.onnx.model import OnnxGraph, OnnxNode
 from cml_engine.formats.onnx.tensors import ELEMENT_TYPES, OnnxTensor, element_dtype
 from cml_engine.formats.onnx.values import (
     InvalidNode,
+    SequenceValue,
     Value,
     constant,
     ints,
@@ -209,6 +210,9 @@ class OnnxCall:
                 raise UnsupportedOp(
                     f"unknown attribute '{name}', the operator has {known_names}: {advice}"
                 )
+        for position, value in enumerate(self.inputs):
+            if isinstance(value, SequenceValue) and not schema.takes_sequences:
+                raise InvalidNode(f"input {position + 1} is a {value}, wanted a tensor")
         self.attrs = {name: attr.value(self, name) for name, attr in schema.attrs.items()}
 
     def has(self, position: int) -> bool:
@@ -255,6 +259,8 @@ class OnnxCall:
         name = parameter.name.replace("_", " ")
         reader = _READERS.get(_type_of(parameter))
         value = self[position]
+        if _type_of(parameter) == "SequenceValue" and not isinstance(value, SequenceValue):
+            raise InvalidNode(f"input {position + 1} is {value}, wanted a sequence")
         return value if reader is None else reader(value, name if len(name) == 1 else f"the {name}")
 
     def fold(self) -> Value | None:
@@ -300,6 +306,7 @@ class OnnxOpSchema:
         values go through ``form`` and are evaluated by the operators' own functions.
     nnef : the NNEF operators of the form, for the documentation.
     inputs : the largest number of inputs.
+    takes_sequences : whether inputs may be sequences of tensors.
     """
 
     name: str
@@ -314,6 +321,7 @@ class OnnxOpSchema:
     fold: Callable[..., object] | None
     nnef: str
     inputs: int
+    takes_sequences: bool
 
     @property
     def qualified(self) -> str:
@@ -343,6 +351,7 @@ def op(
     attrs: Mapping[str, Attr] | None = None,
     fold: Callable[..., object] | None = None,
     inputs: int = MANY,
+    takes_sequences: bool = False,
 ) -> Callable[[F], F]:
     """Returns a decorator that registers a function as the conversion of an operator.
 
@@ -378,7 +387,7 @@ def op(
             count = names.index(True) if True in names else len(positional)
             row = OnnxOpSchema(
                 name, domain, first, next_first - 1, present, absent, form, positional,
-                takes_call, fold, nnef, MANY if is_many else min(count, inputs),
+                takes_call, fold, nnef, MANY if is_many else min(count, inputs), takes_sequences,
             )  # fmt: skip
             _add_row(row)
         return form

@@ -271,6 +271,19 @@ class Value:
         return lifted.tile(repeats)
 
 
+class SequenceValue(Value):
+    """A list of tensors whose length is known at import; no tensor of the graph holds it."""
+
+    __slots__ = ("elements",)
+
+    def __init__(self, elements: Sequence[Value]) -> None:
+        super().__init__(np.dtype(np.float32), ())
+        self.elements = list(elements)
+
+    def __str__(self) -> str:
+        return f"sequence of {', '.join(map(str, self.elements)) or 'nothing'}"
+
+
 Operand: TypeAlias = Value | float | int | bool
 #: operators whose operands are aligned as in ONNX
 _ALIGNED = frozenset(
@@ -568,6 +581,8 @@ class Emitter:
 
         A known value is first added as a literal or a variable.
         """
+        if isinstance(value, SequenceValue):
+            raise ModelError(f"an input is a {value}, wanted a tensor", self.source)
         if value.tensor is None or value.tensor not in self.builder.facts:
             assert value.array is not None
             value.tensor = self._constant(value.array, value.kind, value.name)
@@ -794,6 +809,12 @@ class Emitter:
         Nodes and constants that no output needs are left out.
         """
         builder = self.builder
+        for output, value in outputs.items():
+            if isinstance(value, SequenceValue):
+                raise UnsupportedOp(
+                    f"the output '{output}' is a {value}: make its tensors outputs (SequenceAt), "
+                    "or one tensor of them (ConcatFromSequence)"
+                )
         self._check_integers(outputs)
         outputs = {**outputs, **self._counts}
         updates = {variable: self.tensor(value) for variable, value in self._updates.items()}

@@ -130,7 +130,7 @@ def test_unknown_operators_are_all_listed():
 
 @pytest.mark.parametrize(
     "op",
-    ["StringNormalizer", "com.microsoft:LongformerAttention", "SequenceMap", "TfIdfVectorizer",
+    ["StringNormalizer", "com.microsoft:LongformerAttention", "ImageDecoder", "TfIdfVectorizer",
      "Convolution", "com.microsoft:QOrderedMatMul"],
 )  # fmt: skip
 def test_distant_names_are_not_suggested(op):

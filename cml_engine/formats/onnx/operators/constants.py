@@ -155,13 +155,13 @@ def mel_weight_matrix(
     return Value.known(weights.astype(element_dtype(output_datatype) or np.float32))
 
 
-@op("OptionalHasElement", "known")
+@op("OptionalHasElement", "known", takes_sequences=True)
 def optional_has_element(x: Value | None = None) -> Value:
     """Returns a constant: True if the node has an input. A tensor counts as a filled optional."""
     return Value.known(np.array(x is not None))
 
 
-@op("OptionalGetElement", "nothing")
+@op("OptionalGetElement", "nothing", takes_sequences=True)
 def optional_get_element(x: Value) -> Value:
     return x
 

@@ -37,7 +37,7 @@ from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import Array
 
 
-@op("If", "the branch that is taken")
+@op("If", "the branch that is taken", takes_sequences=True)
 def if_(
     call: OnnxCall, condition: Array, *, then_branch: OnnxGraph, else_branch: OnnxGraph
 ) -> list[Value]:
@@ -46,7 +46,7 @@ def if_(
     return call.inner(then_branch if condition.reshape(-1)[0] else else_branch, {}, "")
 
 
-@op("Loop", "its body, again and again")
+@op("Loop", "its body, again and again", takes_sequences=True)
 def loop(
     call: OnnxCall,
     number_of_iterations: int | None = None,

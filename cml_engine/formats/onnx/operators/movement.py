@@ -25,7 +25,7 @@ from cml_engine.formats.onnx.values import (
 from cml_engine.io.load_limits import current_budget
 
 
-@op("Identity", "nothing")
+@op("Identity", "nothing", takes_sequences=True)
 def identity(x: Value) -> Value:
     return x
 
