@@ -355,8 +355,8 @@ class Graph:
     float_tail : operators without an integer form, and operators that depend on them, are computed
         in floats.
     words : the tensors that hold integers only, each with its smallest and largest value.
-    input_ranges : the smallest and largest value that a run may give to an integer input, where not
-        all 32 bits are allowed.
+    input_ranges : the smallest and largest value that a run may give to an integer input, where
+        they are not those of int32.
     declarations : the fragment declarations of operators that are not NNEF's own.
     notes : messages for people, such as a converter's.
     taps : tensors that are read after a run although they are not outputs, each with the name of

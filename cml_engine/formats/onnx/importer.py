@@ -125,10 +125,12 @@ class Importer:
         outputs = {info.name: value for info, value in zip(graph.outputs, results, strict=True)}
         if len(outputs) < len(graph.outputs):
             raise ModelError(f"'{model.file}': two outputs have one name: export it again")
-        ranges = {name: self.emit.intervals.of(name) for name in self._bits}
+        is_unsigned = {name for name, value in values.items() if value.dtype == np.uint32}
+        tensors = [name for name in self.emit.builder.inputs if name in is_unsigned | {*self._bits}]
+        ranges = {name: self.emit.intervals.of(name) for name in tensors}
         limits = [
-            f"  input '{name}' accepts integers from {interval}: for those all integers fit"
-            for name, interval in ranges.items()
+            f"  input '{name}' accepts integers from {ranges[name]}: for those all integers fit"
+            for name in self._bits
         ]
         notes = (*self.report.lines(model), *limits, *self._placeholders.comments)
         input_ranges = {name: (int(i.low), int(i.high)) for name, i in ranges.items()}

@@ -359,7 +359,8 @@ MOVES = frozenset(
 
 #: operators whose results' low 32 bits depend on those of the operands alone
 _OF_LOW_BITS = MOVES | frozenset(
-    "int_add int_sub int_mul int_neg bit_and bit_or bit_xor bit_not int_matmul int_conv pad".split()
+    "int_add int_sub int_mul int_neg bit_and bit_or bit_xor bit_not int_matmul int_conv pad "
+    "from_bits random_bits".split()
 )
 
 #: the bounds of results as a function of those of the operands

@@ -163,7 +163,9 @@ class Value:
         """Returns the value cast to ``kind``: ``"scalar"``, ``"integer"`` or ``"logical"``."""
         if self.kind == kind:
             return self
-        if (self.kind, kind) == ("integer", "scalar") and self.array is None:
+        if (self.kind, kind) == ("integer", "scalar"):
+            if self.array is not None:
+                return Value.known(self.array.astype(np.float32), self.name)
             bounds = interval_of(self)
             is_exact = _span(bounds) <= UINT32.high and abs(bounds.low) < 1 << 39
             if not bounds.within(INT32) and is_exact:
@@ -712,12 +714,11 @@ class Emitter:
         is_known = all(value.array is not None for value in inputs)
         if not is_known or any(value.size > MAX_FOLDED for value in values):
             return values
-        bounds = [self.intervals.of(name) for name in names]
-        if any(
-            v.kind == "integer" and not b.within(INT32) for v, b in zip(values, bounds, strict=True)
-        ):
-            return values  # NumPy's int32 would lose the upper bits
         nodes = self.builder.nodes[mark:]
+        bounds = [self.intervals.of(v.tensor or "") for v in values if v.kind == "integer"]
+        is_wide = any(self.intervals.find_too_wide(node) for node in nodes)
+        if is_wide or not all(interval.within(INT32) for interval in bounds):
+            return values  # NumPy's int32 would lose the upper bits
         self.intervals.forget(mark)
         del self.builder.nodes[mark:]
         arrays = ChainMap[str, Array]({}, self.builder.constants)

@@ -143,10 +143,26 @@ def check_inputs(
     }
 
 
+def with_unsigned(graph: Graph, inputs: Mapping[str, object]) -> Mapping[str, Any]:
+    """Returns the inputs; where one accepts integers of 2^31 and more, they become their bits."""
+    most = np.iinfo(np.int32).max
+    bits: dict[str, Array] = {}
+    for name, (_, high) in graph.input_ranges.items():
+        array = inputs.get(name)
+        if high <= most or not isinstance(array, np.ndarray) or array.dtype.kind not in "iu":
+            continue
+        if array.size and most < array.max() <= high and array.min() >= 0:
+            bits[name] = array.astype(np.uint32).view(np.int32)
+    return {**inputs, **bits} if bits else inputs
+
+
 def check_ranges(graph: Graph, arrays: Mapping[str, Array]) -> None:
-    """Raises :class:`InputError` if an integer is outside its input's range."""
+    """Raises :class:`InputError` if an integer is outside its input's range.
+
+    All integers of 32 bits are inside that of an unsigned input.
+    """
     for name, (low, high) in graph.input_ranges.items():
-        array = arrays.get(name)
+        array = arrays.get(name) if high <= np.iinfo(np.int32).max else None
         if array is not None and array.size and not low <= array.min() <= array.max() <= high:
             raise InputError(
                 f"input '{name}': got integers from {array.min():,} to {array.max():,}, wanted "
@@ -186,8 +202,7 @@ def _checked(name: str, fact: Fact, value: Array) -> Array:
     if fact.dtype == "integer" and array.size and array.dtype != expected:
         limits = np.iinfo(expected)
         if array.min() < limits.min or array.max() > limits.max:
-            hint = ": give its bits, array.view(numpy.int32)" if array.dtype == np.uint32 else ""
-            raise InputError(f"input '{name}': values do not fit into {expected.name}{hint}")
+            raise InputError(f"input '{name}': values do not fit into {expected.name}")
     return array.astype(expected, copy=False)
 
 

@@ -54,6 +54,7 @@ from cml_engine.runtime.session.inputs import (
     random_inputs,
     take_words,
     with_defaults,
+    with_unsigned,
 )
 
 if TYPE_CHECKING:
@@ -320,6 +321,7 @@ class Session:
         inputs = with_defaults(self.sliders, self.inputs, self._program.known_inputs, inputs)
         if isinstance(inputs, Mapping):
             self._expect_range_of(inputs)
+            inputs = with_unsigned(self.source_graph, inputs)
             words = take_words(self.graph, self.plan, inputs)
             inputs, skip = {**inputs, **words}, skip | words.keys()
         if not skip:

@@ -221,9 +221,21 @@ def test_uint32_is_exact_in_its_whole_range(call, backend):
     np.testing.assert_array_equal(result, bits)
 
 
-def test_uint32_input_beyond_int32_says_how_to_give_its_bits():
-    graph, _ = load(made("y = Add(x, x)", "x: uint32[3]", "y: uint32"))
-    with pytest.raises(cml.InputError, match=r"give its bits, array.view\(numpy.int32\)"):
+@pytest.mark.parametrize("dtype", ["uint32", "int64", "uint64", "int32"])
+def test_input_of_uint32_accepts_its_whole_range_and_its_bits(dtype, backend):
+    graph, _ = load(made("y = Mod(x, size)", "x: uint32[3]", "y: uint32",
+                         {"size": np.uint32(1000003)}))  # fmt: skip
+    x = np.array([7, 2**31, 2**32 - 1], np.uint32)
+    given = x.view(np.int32) if dtype == "int32" else x.astype(dtype)
+    session = cml.Session(graph, backend)
+    np.testing.assert_array_equal(session.run({"x": given})["y"], x % 1000003)
+    with pytest.raises(cml.InputError, match="values do not fit into int32"):
+        session.run({"x": np.full(3, 2**32)})
+
+
+def test_input_of_int32_refuses_integers_beyond_it():
+    graph, _ = load(model("y = Add(x, x)", "x: int32[3]", "y: int32"))
+    with pytest.raises(cml.InputError, match="values do not fit into int32"):
         cml.Session(graph, "cpu").run({"x": np.full(3, 2**31, np.uint32)})
 
 
@@ -237,12 +249,41 @@ def test_integers_in_any_range_of_32_bits_become_the_nearest_floats(backend):
         np.testing.assert_array_equal(outputs[name], want)
 
 
-def test_known_integers_keep_their_upper_bits():
+@pytest.mark.parametrize(
+    ("nodes", "wanted"),
+    [
+        ("b = Einsum(big, big, equation='i,i->i'); y = Add(b, x)", None),
+        ("b = Einsum(big, big, equation='i,i->i'); c = Cast(b, to=1); f = Cast(x, to=1); "
+         "y = Add(c, f)", None),
+        ("f = Cast(x, to=1); y = Pow(f, large)", [0, 0]),
+        ("v, _i = TopK(huge, axes); w = Sub(v, huge); y = Add(w, x)", None),
+    ],
+)  # fmt: skip
+def test_known_integers_keep_their_upper_bits(nodes, wanted):
     """Operators of known integers without a function of 64 bits are not computed in 32 bits."""
-    nodes = "a = Einsum(big, big, equation='i,i->i'); y = Add(a, x)"
-    known = {"big": np.array([70000, 3])}
-    with pytest.raises(UnsupportedOp, match="has integers from -2,147,483,639 to 7,047,483,647"):
-        load(made(nodes, "x: int64[2]", "y: int64", known))
+    known = {"big": np.array([70000, 3]), "large": np.int64(3 * 10**9), "axes": np.array([1]),
+             "huge": np.array([2**33 + 5])}  # fmt: skip
+    network = made(nodes, "x: int64[2]", "y", known, 17)
+    network.graph.output[0].type.Clear()
+    if wanted is None:
+        with pytest.raises(UnsupportedOp, match="32 bits"):
+            load(network)
+        return
+    result = cml.Session(load(network)[0], "cpu").run({"x": np.zeros(2, np.int64)})["y"]
+    np.testing.assert_allclose(result, wanted)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [("uint32", "int32"), ("int32", "uint32"), ("uint32", "float32"), ("float32", "uint32")],
+)
+def test_bits_of_uint32_are_read_as_another_type(source, target, backend):
+    bits = np.array([0, 1, 2**31 - 1, 2**31, 2**32 - 1, 0x3F800000, 0xC0490FDB], np.uint32)
+    element = {"int32": 6, "uint32": 12, "float32": 1}[target]
+    network = model(f"y = BitCast(x, to={element})", f"x: {source}[7]", f"y: {target}", opset=26)
+    given = bits.view(np.float32 if source == "float32" else np.int32)
+    result = cml.Session(load(network)[0], backend).run({"x": given})["y"]
+    np.testing.assert_array_equal(result.view(np.uint32), bits)
 
 
 def test_clip_with_int64_extremes_has_no_limit():

@@ -409,9 +409,7 @@ def bit_cast(x: Value, *, to: int) -> Value:
     if x.array is not None:
         return Value.known(np.ascontiguousarray(x.array).view(dtype).reshape(x.shape))
     # floats of other sizes are computed in 32 bits, and integers have at most 32 bits
-    if "uint32" in (x.dtype.name, dtype.name) or (
-        x.dtype.itemsize != 4 and "scalar" in (x.kind, kind_of(dtype))
-    ):
+    if x.dtype.itemsize != 4 and "scalar" in (x.kind, kind_of(dtype)):
         raise unsupported_error(f"{x.dtype} read as {dtype}")
     if x.kind != "logical" and x.kind != kind_of(dtype):
         return (x.to_bits() if x.kind == "scalar" else x.from_bits()).typed(dtype)

@@ -1,4 +1,4 @@
-"""Tests that random operators have the same bits in sessions and in the players of cooked files."""
+"""Tests that random operators and hashes have the same bits in sessions and in cooked files."""
 
 import numpy as np
 import pytest
@@ -66,3 +66,22 @@ def test_numbers_in_the_web_player_are_those_of_a_session(file):
 def test_seed_of_a_cooked_file_is_fixed(file, gpu):
     with pytest.raises(cml.InputError, match="its seed is part of the file"):
         cml.Session(cml.load_cooked(file), gpu, cml.CompileOptions(seed=3))
+
+
+def test_hash_grid_in_c_and_in_the_web_player(tmp_path, rng):
+    """A table of 5003 rows is read at the same rows, in any slices."""
+    known = {"primes": np.array([1, 2654435761, 805459861]), "low": np.array(0xFFFFFFFF),
+             "size": np.array(5003), "table": rng.random((5003, 2), np.float32)}  # fmt: skip
+    nodes = (
+        "m = Mul(x, primes); a, b, c = Split(m, axis=1, num_outputs=3); d = BitwiseXor(a, b); "
+        "h = BitwiseXor(d, c); l = BitwiseAnd(h, low); i = Mod(l, size); y = Gather(table, i)"
+    )
+    graph = load(model(nodes, "x: int64[500, 3]", "y", known, 18))
+    path = tmp_path / "hash.cml"
+    path.write_bytes(cook(graph, ["portable", "software"], golden=True))
+    inputs = {"x": rng.integers(-(2**31), 2**31, (500, 3)).astype(np.int32)}
+    wanted = cml.Session(graph, "cpu").run(inputs)
+    found = play_in_slices(build("play.c", device=True), path, inputs, wanted, ("0.001", "1e9"))
+    assert found.frames[0] > found.frames[1] and found.same_slices and found.same_bits
+    (played,) = play_golden([path])
+    assert is_right(played) and played["error"] == 0
