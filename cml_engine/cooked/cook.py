@@ -81,8 +81,7 @@ def cook(
         raise InputError(f"'{graph.name}' is cooked already: cook the model that it was made of")
     load_families()
     check_storage(graph, options)
-    graph = with_seed(graph, options.seed)
-    optimized = optimize_for(graph, options)
+    optimized = optimize_for(graph := with_seed(graph, options.seed), options)
     profiles = [profile for profile in PROFILES.values() if profile.name in names]
     plans = [
         make_plan(optimized, profile, _options(profile, options), written=graph)
