@@ -354,8 +354,8 @@ def _reloaded(graph: Graph) -> Graph:
 
     Unlike the graph that was built, it can be reshaped.
     """
-    from cml_engine.formats.loading import load
+    from cml_engine.formats.loading import load, registered_declarations
 
-    composed = compose(graph, graph.declarations)
+    composed = compose(graph, {**registered_declarations(), **graph.declarations})
     text = print_document(composed.document)
     return load(MemoryModel(text, composed.tensors, name=graph.name))

@@ -176,7 +176,7 @@ def _open_model(model: Model, options: ConverterOptions) -> GraphFactory:
             f"{_shown(model)}: {' and '.join(unsupported)} cannot be given for {format.name}: "
             "leave that out"
         )
-    engine = Engine(infer_node, expand, run_node, _declared_operators())
+    engine = Engine(infer_node, expand, run_node, registered_declarations())
     return format.open(model, engine, options)
 
 
@@ -309,7 +309,7 @@ def save(
     for name, value in (("opset", opset), ("half", half or None), ("dynamic", dynamic)):
         if value is not None:
             raise InputError(f"'{path}': {name} is for .onnx: leave it out for NNEF")
-    nnef.save(graph, path, overwrite=overwrite)
+    nnef.save(graph, path, overwrite=overwrite, declarations=registered_declarations())
 
 
 #: the runs by which an integer network and its copy are compared
@@ -391,11 +391,11 @@ def expand(
     source: Source | None = None,
 ) -> Graph:
     """Returns the graph of one call of a known operator; see :func:`expand_call`."""
-    library = Library(is_registered, _declared_operators())
+    library = Library(is_registered, registered_declarations())
     return expand_call(Evaluator(library, infer_node), op, operands, attrs, facts, source)
 
 
-def _declared_operators() -> dict[str, str]:
+def registered_declarations() -> dict[str, str]:
     """Returns the NNEF signatures, by name, of the registered operators that NNEF lacks."""
     return {
         name: spec.signature

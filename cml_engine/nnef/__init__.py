@@ -124,7 +124,7 @@ class NnefModel:
         files, self._files = self._files, None
         if files is None:
             return retained_values_of(variables, self._retained)
-        find = finder(files, built, self._stored, self._random)
+        find = finder(files, built, self._library, self._stored, self._random)
         integer = bool(built.graph.integer)
         values = load_variables(variables, find, self._quantization, integer)
         if self._stored is not None:

@@ -15,7 +15,7 @@ from cml_engine.io.load_limits import current_budget
 from cml_engine.io.model_source import ModelSource, has_file
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact, Node
 from cml_engine.nnef.expansion.document_builder import DocumentGraph, Variable
-from cml_engine.nnef.expansion.signatures import operator_signatures
+from cml_engine.nnef.expansion.library import Library
 from cml_engine.nnef.files.quant import dequantize
 from cml_engine.nnef.files.safetensors import SafeTensor, Weights
 from cml_engine.nnef.files.sources import tensor_blob
@@ -54,7 +54,11 @@ Find: TypeAlias = Callable[[Variable], StoredVariable]
 
 
 def finder(
-    model: ModelSource, built: DocumentGraph, weights: Weights | None, random: RandomWeights | None
+    model: ModelSource,
+    built: DocumentGraph,
+    library: Library,
+    weights: Weights | None,
+    random: RandomWeights | None,
 ) -> Find:
     """Returns a function that returns the stored values of a variable, not read yet.
 
@@ -62,7 +66,7 @@ def finder(
     random if ``random`` is given.
     """
     shapes = {v.name: v.fact.shape for v in built.variables}
-    known_uses = uses(built.graph.nodes, shapes) if random else {}
+    known_uses = uses(built.graph.nodes, shapes, library) if random else {}
 
     def find_stored(variable: Variable) -> StoredVariable | None:
         if weights is not None:
@@ -316,17 +320,18 @@ class RandomTensor:
         return StoredTensor(header, self.weights.array(self.name, fact.shape, fact.dtype, self.use))
 
 
-def uses(nodes: Iterable[Node], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str | float]:
+def uses(
+    nodes: Iterable[Node], shapes: Mapping[str, tuple[int, ...]], library: Library
+) -> dict[str, str | float]:
     """Returns the first use of each tensor in ``shapes``, by name, in the order of the nodes.
 
     A use is a fan-in, or the tensor's role in an operator.
     """
     first_uses: dict[str, str | float] = {}
     for node in nodes:
-        signature = operator_signatures().get(node.op)
+        params = library.lookup(node.op).signature.tensors
         for position, name in enumerate(node.inputs):
             if name in shapes and name not in first_uses:
-                params = signature.tensors if signature else ()
                 param = params[position].name if position < len(params) else ""
                 first_uses[name] = _use(node, param, shapes[name])
     return first_uses

@@ -42,8 +42,7 @@ def save(
     graph : the graph; constants of rank 0 become literals, others files, and notes become comments.
     path : the folder to create, or the archive if the name ends in ``.tgz`` or ``.tar.gz``.
     overwrite : whether an existing file or folder may be replaced.
-    declarations : fragment declarations of operators that are not NNEF's own, in addition to the
-        graph's.
+    declarations : fragment declarations of operators that neither NNEF nor the graph declares.
 
     Examples
     --------
@@ -51,7 +50,7 @@ def save(
     >>> nnef.save(graph, "saved.nnef")
     """
     path = Path(path)
-    composed = compose(graph, {**graph.declarations, **(declarations or {})})
+    composed = _composed(graph, declarations)
     try:
         if path.name.endswith((".tgz", ".tar.gz")):
             _write_archive(composed, path, overwrite)
@@ -61,14 +60,18 @@ def save(
         raise InputError(f"cannot write '{path}': {error.strerror or error}") from None
 
 
-def to_text(graph: Graph) -> str:
-    """Returns the content of ``graph.nnef`` for a graph."""
-    return _text(compose(graph, graph.declarations))
+def to_text(graph: Graph, declarations: Mapping[str, str] | None = None) -> str:
+    """Returns the content of ``graph.nnef`` for a graph; ``declarations`` as in :func:`save`."""
+    return _text(_composed(graph, declarations))
 
 
 def model_files(graph: Graph) -> Iterator[tuple[str, bytes]]:
     """Yields the name and the bytes of every file of a graph's folder, ``graph.nnef`` last."""
     yield from _files(compose(graph, graph.declarations))
+
+
+def _composed(graph: Graph, declarations: Mapping[str, str] | None) -> ComposedDocument:
+    return compose(graph, {**(declarations or {}), **graph.declarations})
 
 
 def _text(composed: ComposedDocument) -> str:

@@ -19,6 +19,7 @@ from cml_engine.compiler.plan import Binding, Plan, Step
 from cml_engine.compiler.planning.decisions import Decision, computed_operators
 from cml_engine.compiler.tuning_tables import Record
 from cml_engine.errors import CmlError
+from cml_engine.formats.loading import registered_declarations
 from cml_engine.io.output_folder import OutputFolder
 from cml_engine.ir.graph import Graph, Node
 from cml_engine.ir.memory import mib
@@ -452,7 +453,7 @@ def _add_passes(folder: ReportFolder) -> None:
     for index, (name, reason, graph) in enumerate(stages_of(folder.facts.graph)):
         refused = ""
         try:
-            text = to_text(graph)
+            text = to_text(graph, registered_declarations())
         except CmlError as error:
             text, refused = _plain_text(graph), str(error)
         cell: Cell = "nothing changed"

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine.formats.loading import registered_declarations
 from cml_engine.nnef.expansion.signatures import operator_signatures
+from cml_engine.nnef.files.writer import to_text
 from cml_engine.runtime.session import random_inputs
 from demo_game.chain import MODELS
 from tests.fixtures.results import same_bits
@@ -136,3 +138,100 @@ def test_invalid_calls_of_the_builder_are_refused(network):
     integer, _ = cml.quantize(network, [{"image": image() * k / 8} for k in range(8)])
     with pytest.raises(cml.InputError, match="integer network"):
         cml.edit(integer)
+
+
+def halves(attrs, xs):
+    return [cml.Fact(xs.dtype, (*xs.shape[:-1], xs.shape[-1] // 2))] * 2
+
+
+#: operators of a game by name: their declaration, and a call of each with the tensor ``x``
+OWN = {
+    "own_vig": (
+        {
+            "signature": "fragment own_vig(x: tensor<scalar>, k: scalar = 0.5)"
+            " -> (y: tensor<scalar>);",
+            "expression": "x * {k}",
+        },
+        lambda b, x: b.own_vig(x, k=0.25),
+    ),
+    "own_mean": (
+        {
+            "signature": "fragment own_mean(parts: tensor<scalar>[], weights: scalar[] = [])"
+            " -> (mean: tensor<scalar>);",
+            "infer": lambda attrs, *parts: parts[0],
+            "cpu": lambda attrs, *parts: sum(parts) / np.float32(len(parts)),
+        },
+        lambda b, x: b.own_mean([x, b.relu(x), x * 2.0], weights=[1.0, 2.0, 3.0]),
+    ),
+    "own_halves": (
+        {
+            "signature": "fragment own_halves(x: tensor<scalar>)"
+            " -> (left: tensor<scalar>, right: tensor<scalar>);",
+            "infer": halves,
+            "cpu": lambda attrs, x: np.split(x, 2, axis=-1),
+        },
+        lambda b, x: b.sub(*b.own_halves(x)),
+    ),
+    "gelu_erf": (  # in place of an operator of the engine
+        {
+            "signature": "fragment gelu_erf(x: tensor<scalar>, gain: scalar = 2.0)"
+            " -> (y: tensor<scalar>);",
+            "expression": "x * {gain}",
+        },
+        lambda b, x: b.gelu_erf(x, gain=3.0),
+    ),
+}
+
+
+@pytest.fixture(params=OWN)
+def own_call(request):
+    declaration, call = OWN[request.param]
+    cml.unregister(request.param)
+    cml.register(cml.OpSpec(request.param, **declaration))
+    yield call
+    cml.unregister(request.param)
+
+
+def test_a_registered_operator_is_called_in_a_built_and_in_an_edited_graph(own_call, tmp_path):
+    def result(graph):
+        shape = graph.facts["image"].shape
+        return cml.Session(graph, "cpu").run({"image": image(shape)})
+
+    builder = cml.GraphBuilder("own")
+    built = builder.graph(out=own_call(builder, builder.input("image", [1, 3, 8, 8])))
+    plain = cml.GraphBuilder("own")
+    plain = plain.graph(copied=plain.copy(plain.input("image", [1, 3, 8, 8])))
+    builder = cml.edit(plain)
+    edited = builder.graph(out=own_call(builder, builder["image"]))
+    cml.save(built, tmp_path / "own.nnef")
+    expected = result(built)
+    same_bits(result(edited), expected)
+    same_bits(result(cml.load(tmp_path / "own.nnef")), expected)
+    small = {"image": (1, 3, 4, 6)}
+    same_bits(result(built.reshaped(small)), result(edited.reshaped(small)))
+
+
+def test_a_graph_with_a_registered_operator_that_it_does_not_declare_is_saved(own_call, tmp_path):
+    builder = cml.GraphBuilder("own")
+    built = builder.graph(out=own_call(builder, builder.input("image", [1, 3, 8, 8])))
+    changed = built.with_(declarations={})  # as after a pass that adds the operator
+    cml.save(changed, tmp_path / "own.nnef")
+    assert cml.load(tmp_path / "own.nnef").ops == built.ops
+    assert to_text(changed, registered_declarations()) == to_text(built)
+
+
+def test_random_weights_of_a_registered_operator_have_the_role_of_their_parameter(tmp_path):
+    signature = (
+        "fragment own_norm(x: tensor<scalar>, variance: tensor<scalar>) -> (y: tensor<scalar>);"
+    )
+    cml.register(cml.OpSpec("own_norm", signature=signature, expression="x / sqrt(variance)"))
+    try:
+        builder = cml.GraphBuilder("own")
+        x = builder.input("image", [1, 64, 2, 2])
+        variance = builder.weights(np.ones((1, 64, 1, 1), np.float32), "spread")
+        cml.save(builder.graph(out=builder.own_norm(x, variance)), tmp_path / "own.nnef")
+        (tmp_path / "own.nnef" / "spread.dat").unlink()
+        (values,) = cml.load(tmp_path / "own.nnef", random_weights=1).constants.values()
+        assert values.min() > 0
+    finally:
+        cml.unregister("own_norm")
