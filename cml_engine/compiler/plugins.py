@@ -16,7 +16,7 @@ import ast
 import importlib.util
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -46,7 +46,7 @@ _VERSION_NAME = "CML_API"
 
 
 @dataclass(frozen=True, slots=True)
-class _Registration:
+class FileRegistration:
     """The operators and rules that one run of a file registered; ``take_back`` removes them."""
 
     operators: dict[str, OpSpec]
@@ -70,7 +70,7 @@ class _Registration:
             register_rule(rule)
 
 
-_loaded: dict[Path, _Registration] = {}
+_loaded: dict[Path, FileRegistration] = {}
 
 
 def load_file(path: str | Path) -> tuple[str, ...]:
@@ -109,15 +109,30 @@ def load_file(path: str | Path) -> tuple[str, ...]:
     return registration.names
 
 
-def _registered_by(file: Path) -> _Registration:
+def loaded_files(files: Iterable[str | Path]) -> Mapping[Path, FileRegistration]:
+    """Returns the registrations of those of the files that :func:`load_file` has loaded."""
+    paths = (Path(file).resolve() for file in files)
+    return {path: _loaded[path] for path in paths if path in _loaded}
+
+
+def restore(registrations: Mapping[Path, FileRegistration]) -> None:
+    """Makes the registrations of files what they were when :func:`loaded_files` returned them."""
+    for file, registration in registrations.items():
+        if _loaded.get(file) is not registration:
+            _loaded[file].take_back()
+            registration.put_back()
+            _loaded[file] = registration
+
+
+def _registered_by(file: Path) -> FileRegistration:
     """Runs the file and returns the operators and rules that it registered.
 
     If the file fails, they are removed, and :class:`OperatorError` with file and line is raised.
     """
     operators, rules = registered(), registered_rules()
 
-    def new() -> _Registration:
-        return _Registration(
+    def new() -> FileRegistration:
+        return FileRegistration(
             {name: registered()[name] for name in _new_names(operators)},
             tuple(rule for rule in registered_rules() if not any(rule is r for r in rules)),
         )

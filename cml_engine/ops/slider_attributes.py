@@ -120,7 +120,7 @@ def _lower(spec: OpSpec, names: Sequence[str], op: Lowering) -> Iterator[Dispatc
     """
     tensors = op.node.inputs[len(op.node.inputs) - len(names) :]
     node = replace(op.node, op=spec.name, inputs=op.node.inputs[: len(op.node.inputs) - len(names)])
-    inner = replace(op, node=node)
+    inner = replace(op, node=node, declared=spec)
     live = _LiveNode(spec, dict(zip(tensors, names, strict=True)), inner, _dispatches(spec, inner))
     for tensor in tensors:
         for value in op.graph.sliders[tensor].samples():

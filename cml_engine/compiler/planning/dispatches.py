@@ -208,8 +208,9 @@ _NOTHING: Mapping[str, Array] = MappingProxyType({})
 class Sibling:
     """The first plan of a network, and the optimized graph that it was made from.
 
-    A plan of the network at other shapes uses the same kernel for a node if that is valid. It
-    can then share the packed weights, which are on the device already.
+    A plan of the network at other shapes uses the same kernel for a node if that is valid, also
+    after the kernel's file has changed. It can then share the packed weights, which are on the
+    device already.
     """
 
     graph: Graph
@@ -236,6 +237,11 @@ class Sibling:
         read = [name for name in node.reads if name in graph.constants]
         are_shared = all(graph.constants[n] is self.graph.constants.get(n) for n in read)
         return self._packed if are_shared else _NOTHING
+
+    @cached_property
+    def kernel_texts(self) -> dict[str, str]:
+        """The HLSL of a game's kernels by path, as the first plan read them."""
+        return {str(step.path): step.inline for step in self.plan.steps if step.inline}
 
     @cached_property
     def _packed(self) -> dict[str, Array]:
@@ -507,6 +513,7 @@ def _lower_node(draft: Draft, node: Node) -> None:
     if sibling is not None:
         op.earlier_choices = sibling.chosen(node)
         op.packed_before = sibling.packed(node, draft.graph)
+        op.texts = sibling.kernel_texts
     with located(node.source), calling(spec.is_custom, "cost", node_fault(node)):
         op.kernel, variant = choose_kernel(op, spec.kernel)
     dispatches = [

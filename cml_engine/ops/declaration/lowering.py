@@ -98,6 +98,15 @@ class Lowering:
     in_place: Mapping[str, str] = field(default_factory=dict)
     #: the kernel that computes the node, of the operator's alternatives
     kernel: Kernel | None = None
+    #: the operator's declaration, if it is not the one that is registered now
+    declared: OpSpec | None = None
+    #: the text of every kernel file that was read, by path
+    texts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def spec(self) -> OpSpec:
+        """The declaration of the node's operator."""
+        return self.declared or lookup(self.node.op)
 
     @property
     def attrs(self) -> Attrs:
@@ -148,7 +157,7 @@ class Lowering:
         ``key`` and the node's constants must determine the value: a value with a known key is
         reused, also at other shapes. The constant is bound like any tensor.
         """
-        if lookup(self.node.op).is_custom:
+        if self.spec.is_custom:
             self._pack_for_game(key, make)
         elif key not in self.packed:
             if (array := self.packed_before.get(key)) is None:
@@ -176,7 +185,20 @@ class Lowering:
             )
 
     def _fault(self, problem: str) -> OperatorError:
-        return fault(lookup(self.node.op), f"{self.node.title}: {problem}", self.node.source)
+        return fault(self.spec, f"{self.node.title}: {problem}", self.node.source)
+
+    def text_of(self, kernel: Kernel) -> str:
+        """Returns a kernel's HLSL without its includes.
+
+        A file is read once. Lowering the node again, for a slider or at another shape, gives the
+        kernel that was compiled, also after the file has changed.
+        """
+        if kernel.source:
+            return kernel.source
+        path = str(kernel.path)
+        if path not in self.texts:
+            self.texts[path] = text_of(kernel, self.spec)
+        return self.texts[path]
 
     def nbytes(self, name: str) -> int:
         """Returns the size in bytes of a tensor that the node binds, also packed or scratch."""
@@ -260,7 +282,7 @@ class Lowering:
         """
         kernel = kernel or self.kernel
         assert kernel is not None  # only called for an operator with a kernel
-        spec = lookup(self.node.op)
+        spec = self.spec
         read, written = (
             [NamedTensor(n, t, _fact(self, t), self.layout(t)) for n, t in m.items()]
             for m in (reads, writes)
@@ -459,7 +481,7 @@ def choose_kernel(op: Lowering, kernel: Kernel) -> tuple[Kernel, str]:
     """
     if not kernel.alternatives:
         return kernel, ""
-    spec = lookup(op.node.op)
+    spec = op.spec
     names = (*op.node.reads, *op.out_names)
     layouts = {op.layout(name) for name in names}
     costs: dict[str, float] = {}
@@ -487,7 +509,7 @@ def whole(op: Lowering, spec: OpSpec, kernel: Kernel) -> Dispatch:
     """
     reads, writes = _operands(op, spec)
     if kernel.threads is None:
-        entry = entry_of(text_of(kernel, spec), kernel, spec)
+        entry = entry_of(op.text_of(kernel), kernel, spec)
         threads: object = _threads_of(writes[0].seen, entry.dims)
     else:
         threads = kernel.threads(op.attrs, *(operand.seen for operand in reads))
@@ -513,7 +535,7 @@ def _dispatch(
     writes: Sequence[NamedTensor],
     values: Mapping[str, AttrValue],
 ) -> Dispatch:
-    text = text_of(kernel, spec)  # as it is now: a file that has changed is another kernel
+    text = op.text_of(kernel)
     entry = entry_of(text, kernel, spec)
     group = kernel.group_shape
     interface = Interface()
@@ -731,7 +753,7 @@ def _fact(op: Lowering, tensor: str) -> Fact:
         return Fact(DTYPE_OF_KIND[array.dtype.kind], array.shape)
     if tensor not in (*op.node.reads, *op.out_names):
         raise fault(
-            lookup(op.node.op), f"{op.node.title}: a launch of its lower binds '{tensor}', which "
+            op.spec, f"{op.node.title}: a launch of its lower binds '{tensor}', which "
             "is no tensor of this node", op.node.source,
         )  # fmt: skip
     return op.fact(tensor)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from stat import S_ISDIR
 
-from cml_engine.compiler.plugins import load_file
+from cml_engine.compiler.plugins import load_file, loaded_files, restore
 from cml_engine.errors import CmlError
 from cml_engine.formats.loading import load
 from cml_engine.io.frame_gate import frame_gate
@@ -30,9 +30,9 @@ class Reloader:
     """Replaces a session's network when its model's files, operator files or kernels change.
 
     Call :meth:`poll` once per frame. If a model cannot be loaded or a kernel does not compile,
-    the session keeps its network, :attr:`said` holds the message, and the next change is tried
-    again. The new network is prepared by a scheduler that has jobs of the session, otherwise by
-    :meth:`poll`.
+    the session keeps its network with all its sliders, the operators of ``ops`` are registered as
+    they were, :attr:`said` holds the message, and the next change is tried again. The new network
+    is prepared by a scheduler that has jobs of the session, otherwise by :meth:`poll`.
 
     Parameters
     ----------
@@ -40,7 +40,8 @@ class Reloader:
     model : the folder or file that the network was loaded from.
     ops : operator files (``--ops``); the HLSL files beside them are watched too.
     files : further files that the network depends on, such as the HLSL of operators in a package.
-    make : loads the model, if :func:`cml_engine.load` with the path alone does not.
+    make : loads the model. By default :func:`cml_engine.load` does, with the session's sliders and
+        the shapes that were given.
     every_s : the shortest time between two checks of the files, in seconds. A change is loaded once
         two checks find the same files, so that a file is not read while it is being written.
 
@@ -66,7 +67,9 @@ class Reloader:
         self._files = [Path(file) for file in files]
         #: the number of replacements that succeeded
         self.taken = 0
-        self._make = make or (lambda: load(model))
+        self._make = make or self._load
+        #: the registrations of ``ops`` that the session's network was compiled with
+        self._registrations = loaded_files(ops)
         self._every_s, self._clock = every_s, clock
         self._looked_at = clock()
         self._known = self._seen = _stamps(self._watched_files())
@@ -104,6 +107,11 @@ class Reloader:
         self._replacement = self.session.replace(load_graph)
         return self._replacement
 
+    def _load(self) -> Graph:
+        graph = self.session.source_graph
+        shapes = graph.origin.shapes if graph.origin else None
+        return load(self._model, shapes=shapes, sliders=graph.sliders)
+
     def _follow(self) -> None:
         """Updates the state of the current replacement, and prepares it if no job does."""
         replacement = self._replacement
@@ -114,7 +122,11 @@ class Reloader:
         if replacement.state in ("compiling", "preparing"):
             return
         self._replacement = None
-        self.taken += replacement.state == "done"
+        if replacement.state == "done":
+            self.taken += 1
+            self._registrations = loaded_files(self._ops)
+        elif replacement.state == "failed":
+            restore(self._registrations)
         message = f"'{self._model.name}' {replacement.state}"
         self.said = f"{message}: {replacement.error}" if replacement.error else message
 

@@ -163,6 +163,13 @@ def check_interface(old: Graph, new: Graph) -> None:
 
     Their names, shapes and types must be equal.
     """
+    lacking = [name for name in old.sliders if name not in new.inputs]
+    if lacking:
+        places = ", ".join(f"'{name}': '{old.sliders[name].place}'" for name in lacking)
+        raise InputError(
+            f"'{new.name}' cannot take the place of '{old.name}': it has no slider "
+            f"{', '.join(map(repr, lacking))}. Load it with cml.load(…, sliders={{{places}}})"
+        )
     for role, old_names, new_names in (
         ("input", old.inputs, new.inputs),
         ("output", old.outputs, new.outputs),

@@ -197,6 +197,24 @@ def test_a_reloader_follows_the_files(gpu, tmp_path):
     assert followed.reloader.poll() is None
 
 
+def test_a_reloader_keeps_sliders_and_shapes(backend, tmp_path):
+    write(tmp_path, 1, TEXT.replace("relu(x * w)", "leaky_relu(x * w, alpha = 0.5)"))
+    shapes, sliders = {"x": (1, 4, 2, 2)}, {"bend": "y.alpha"}
+    model = tmp_path / "net.nnef"
+    session = cml.Session(cml.load(model, shapes=shapes, sliders=sliders), backend)
+    x = np.full((1, 4, 2, 2), -2.0, np.float32)
+    followed = Followed(session, model)
+    text = TEXT.replace("relu(x * w)", "leaky_relu(x * w, alpha = 0.25)")
+    assert followed.settle(*write(tmp_path, 3, text)) == "'net.nnef' done"
+    assert session.sliders["bend"].default == 0.25
+    assert (session.run({"x": x, "bend": 2.0})["y"] == -12).all()
+    without = Followed(session, model, make=lambda: cml.load(model, shapes=shapes))
+    without.now = 100.0  # the files get new times
+    message = without.settle(*write(tmp_path, 4, text))
+    assert "no slider 'bend'" in message and "sliders={'bend': 'y.alpha'}" in message
+    assert (session.run({"x": x, "bend": 2.0})["y"] == -12).all()
+
+
 OPERATOR = """\
 from pathlib import Path
 import cml_engine as cml
@@ -251,3 +269,74 @@ def test_a_reloader_follows_operators_and_kernels(backend, operator, tmp_path):
         file.write_text(text, encoding="utf-8")
         assert message.format(file=file) in followed.settle(file, wait=False)
         assert value(session) == expected
+
+
+SLIDING = """\
+import cml_engine as cml
+
+KERNEL = "void kernel(uint thread) { y[thread] = x[thread] * gain; }"
+
+
+def lower(op):
+    size, half = op.inputs[0].size, op.scratch(op.inputs[0].size)
+    yield op.launch(size, reads={"x": op.in_names[0]}, writes={"y": half})
+    second = cml.Kernel("second.hlsl")
+    yield op.launch(size, reads={"x": half}, writes={"y": op.out_names[0]}, kernel=second)
+
+
+cml.register(cml.OpSpec(
+    name="reloaded",
+    signature="fragment reloaded(x: tensor<scalar>, gain: scalar = 3.0) -> (y: tensor<scalar>);",
+    infer=lambda attrs, x: x,
+    kernel=cml.Kernel(%s),
+))
+"""
+SECOND = "void kernel(uint thread) { y[thread] = x[thread] * gain; }\n"
+IN_FILE, IN_SOURCE, IN_PASSES = '"second.hlsl"', "source=KERNEL", "source=KERNEL, lower=lower"
+
+
+@pytest.mark.parametrize(
+    "kernel, power, file, good, broken",
+    [
+        (IN_FILE, 1, "second.hlsl", "* gain", "* gian"),
+        (IN_FILE, 1, "second.hlsl", "void kernel", "void kernal"),
+        (IN_SOURCE, 1, "operators.py", "* gain", "* gian"),
+        (IN_PASSES, 2, "second.hlsl", "* gain", "* gian"),
+        (IN_PASSES, 2, "operators.py", "OpSpec(", "OpSpc("),
+        (IN_FILE, 1, "operators.py", "gain: scalar", "gian: scalar"),
+        (IN_FILE, 1, "net.nnef/graph.nnef", "reloaded", "relaoded"),
+    ],
+)
+def test_sliders_and_shapes_change_while_a_reload_fails(
+    gpu, host, tmp_path, kernel, power, file, good, broken
+):
+    write(tmp_path, 1, TEXT.replace("relu(", "reloaded("))
+    operators, edited = tmp_path / "operators.py", tmp_path / file
+    operators.write_text(SLIDING % kernel, encoding="utf-8")
+    (tmp_path / "second.hlsl").write_text(SECOND, encoding="utf-8")
+    load_file(operators)
+    try:
+        session = cml.Session(cml.load(tmp_path / "net.nnef", sliders={"gain": "y.gain"}), gpu)
+        followed = Followed(session, tmp_path / "net.nnef", ops=[operators])
+        heights = iter(range(1, 6))  # each is a new shape
+
+        def check(gain):
+            x = np.full((1, 4, next(heights), 3), 2.0, np.float32)
+            for some, values in ((session, X["x"]), (session.reshaped({"x": x.shape}), x)):
+                results = some.run({"x": values, "gain": gain})["y"]
+                assert (results == 2 * np.float32(gain) ** power).all()
+            job = host.submit(session, {**X, "gain": gain + 1})
+            (submitted,) = host.finish(job, name="y")
+            assert (submitted == 2 * np.float32(gain + 1) ** power).all()
+
+        check(3.0)
+        text = edited.read_text(encoding="utf-8")
+        edited.write_text(text.replace(good, broken), encoding="utf-8")
+        check(5.0)  # nothing has looked at the file yet
+        assert "'net.nnef' failed: " in followed.settle(edited, wait=False)
+        check(7.0)
+        edited.write_text(text, encoding="utf-8")
+        assert followed.settle(edited, wait=False) == "'net.nnef' done"
+        check(9.0)
+    finally:
+        unregister("reloaded")
