@@ -11,6 +11,7 @@ from cml_engine.cpu.cpu_program import run_node
 from cml_engine.ir.graph import Array, Node
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Tolerance
+from cml_engine.ops.declaration.tolerances import sum_of, wider_tolerance
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ def _chain(node: Node, arrays: Sequence[Array], shifted: int = -1) -> Array:
     def add(step: Node, operands: Sequence[Array]) -> None:
         result = np.asarray(run_node(step, operands)[0])
         if len(results) == shifted and result.dtype.kind == "f":
-            result = (result + allowance(result, lookup(step.op).tolerance)).astype(np.float32)
+            result = (result + allowance(result, lookup(step.op).allowed_error)).astype(np.float32)
         results.append(result)
 
     add(replace(node, epilogues=()), arrays[:count])
@@ -163,15 +164,20 @@ def _chain(node: Node, arrays: Sequence[Array], shifted: int = -1) -> Array:
 
 
 def node_tolerance(node: Node) -> Tolerance:
-    """Returns the tolerance of a node: the sums of the absolute and the relative tolerances of its
-    operator and its epilogues.
+    """Returns the tolerance of a node: that of its operator and its epilogues together."""
+    return sum_of(lookup(op).allowed_error for op in node.ops)
 
-    ``of_largest`` is the largest of theirs.
+
+def advice(node: Node, tolerance: Tolerance, comparison: Comparison) -> str:
+    """Returns the line that declares a wider tolerance for a game's operator that diverges.
+
+    It is "" for the engine's operators, and if the difference is larger than rounding makes.
     """
-    tolerances = [lookup(op).tolerance for op in node.ops]
-    return Tolerance(
-        sum(t.rtol for t in tolerances),
-        sum(t.atol for t in tolerances),
-        "; ".join(dict.fromkeys(t.why for t in tolerances)),
-        max(t.of_largest for t in tolerances),
+    custom = [op for op in node.ops if lookup(op).is_custom]
+    wider = wider_tolerance(tolerance, comparison.worst)
+    if comparison.ok or not custom or wider is None:
+        return ""
+    return (
+        f"if only rounding differs, declare tolerance={wider:g} in the cml.OpSpec of "
+        f"'{custom[0]}' (now {tolerance.rtol:g} of the value and {tolerance.atol:g})"
     )

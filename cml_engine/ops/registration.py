@@ -24,7 +24,8 @@ from cml_engine.ops.declaration.expression import (
     suggest_names,
 )
 from cml_engine.ops.declaration.registry import add, find_builtin, load_families
-from cml_engine.ops.declaration.spec import Case, OpSpec, elementwise_cost
+from cml_engine.ops.declaration.spec import Case, OpSpec, Tolerance, elementwise_cost
+from cml_engine.ops.declaration.tolerances import sum_of, tolerance_of_calls
 from cml_engine.ops.elementwise.elementwise_op import ELEMENTWISE, cases_of, cpu, infer, kernel_of
 
 _PACKAGE = Path(__file__).parents[1]
@@ -139,7 +140,15 @@ def expressed(spec: OpSpec) -> OpSpec:
         kernel=kernel_of(formula),
         cost=elementwise_cost(term.size) if spec.cost is OpSpec.cost else spec.cost,
         cases=spec.cases or _cases(formula, attrs),
+        tolerance=_tolerance(term) if spec.tolerance is None else spec.tolerance,
     )
+
+
+def _tolerance(term: Term) -> Tolerance:
+    """Returns the default tolerance of an expression: its own roundings and those of its calls."""
+    names = term.functions()
+    known = [ELEMENTWISE[name].allowed_error for name in sorted(names & known_functions().keys())]
+    return sum_of([tolerance_of_calls(names - known_functions().keys()), *known])
 
 
 def _names(spec: OpSpec) -> tuple[tuple[str, ...], dict[str, float]]:

@@ -25,6 +25,7 @@ from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.compiler.tuning_tables import table_for
 from cml_engine.cpu.compare import (
     Comparison,
+    advice,
     cancellation_error,
     compare,
     node_tolerance,
@@ -154,11 +155,15 @@ def integer_results(plan: Plan) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class NodeCheck:
-    """The check of one operator: its worst output's comparison, or why it was skipped."""
+    """The check of one operator: its worst output's comparison, or why it was skipped.
+
+    ``advice`` says what to declare if a game's operator only rounds otherwise than NumPy.
+    """
 
     node: Node
     comparison: Comparison | None
     skipped: str = ""
+    advice: str = ""
 
     @property
     def ok(self) -> bool:
@@ -247,7 +252,8 @@ def _check(
     compared = [
         compare(g, w, tolerance, extra_error) for g, w in zip(results, expected, strict=True)
     ]
-    return NodeCheck(node, max(compared, key=lambda c: (not c.ok, c.worst)))
+    worst = max(compared, key=lambda c: (not c.ok, c.worst))
+    return NodeCheck(node, worst, advice=advice(node, tolerance, worst))
 
 
 # -- integer check --------------------------------------------------------------------------------

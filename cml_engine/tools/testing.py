@@ -268,7 +268,7 @@ def check_graph(
     Operators without a CPU function, and all operators after them, are not compared. Without
     ``keep`` memory is reused, and only the outputs are compared.
     """
-    from cml_engine.cpu.compare import node_tolerance
+    from cml_engine.cpu.compare import advice, node_tolerance
     from cml_engine.gpu.program import inspect
     from cml_engine.gpu.program.program import GpuProgram
 
@@ -286,7 +286,9 @@ def check_graph(
         tolerance = stored_tolerance(node, node_tolerance(node), layouts, node.title in in_steps)
         for name in (n for n in node.outputs if n in expected and n in actual):
             verdict = compare(actual[name], expected[name], tolerance)
-            assert verdict.ok, f"{name}: {verdict.problem}"
+            assert verdict.ok, "; ".join(
+                filter(None, (f"{name}: {verdict.problem}", advice(node, tolerance, verdict)))
+            )
             worst = max(worst, verdict.worst)
     _check_guards(program, first_arena)
     if keep:

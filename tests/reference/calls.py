@@ -159,7 +159,7 @@ def tolerance_of(op):
     """
     if not is_registered(op):
         return COMPOUND
-    own = lookup(op).tolerance
+    own = lookup(op).allowed_error
     if own.rtol == own.atol == 0:
         return own
     return Tolerance(own.rtol + 1e-7, own.atol + 1e-7, own.why)

@@ -354,7 +354,7 @@ class _BandPlanner:
         elementwise.
         """
         spec = lookup(node.op)
-        needs_no_match = title is None or spec.tolerance == EXACT or spec.formula is not None
+        needs_no_match = title is None or spec.allowed_error == EXACT or spec.formula is not None
         return needs_no_match or _code(kernel, dispatch) in self._codes[title or ""]
 
     @cached_property

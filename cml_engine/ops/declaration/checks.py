@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from math import inf, prod
 from pathlib import Path
 from typing import get_args
@@ -30,6 +31,7 @@ from cml_engine.ops.declaration.spec import (
     Tolerance,
     infer_missing,
 )
+from cml_engine.ops.declaration.tolerances import called_functions, tolerance_of_calls
 from cml_engine.ops.kernel_files import kernel_file
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -85,7 +87,12 @@ def check_spec(spec: OpSpec, file: Path | None) -> OpSpec:
     for candidate in (kernel, *alternatives):
         _check_kernel(candidate, spec)
     _check_alternatives(kernel, spec)
-    return replace(spec, kernel=kernel)
+    tolerance = spec.tolerance
+    if tolerance is None:
+        texts = (_with_own_includes(k, spec) for k in (kernel, *alternatives))
+        functions = (called_functions(_without_comments(text)) for text in texts)
+        tolerance = tolerance_of_calls(chain.from_iterable(functions))
+    return replace(spec, kernel=kernel, tolerance=tolerance)
 
 
 def _check_alternatives(kernel: Kernel, spec: OpSpec) -> None:
@@ -277,10 +284,18 @@ def _check_expression(spec: OpSpec) -> None:
 
 def _check_tolerance(spec: OpSpec) -> None:
     tolerance = spec.tolerance
-    if not isinstance(tolerance, Tolerance):
-        raise fault(spec, f"tolerance must be a cml.Tolerance, got {tolerance!r}")
-    if not all(0 <= part < inf for part in (tolerance.rtol, tolerance.atol, tolerance.of_largest)):
-        raise fault(spec, f"its tolerance must be of finite numbers, 0 or more: {tolerance!r}")
+    parts: tuple[object, ...] = (0.0 if tolerance is None else tolerance,)
+    if isinstance(tolerance, Tolerance):
+        parts = tolerance.rtol, tolerance.atol, tolerance.of_largest
+    for part in parts:
+        if isinstance(part, bool) or not isinstance(part, int | float):
+            raise fault(
+                spec,
+                f"its tolerance is {tolerance!r}; wanted a number such as 1e-5, or "
+                "cml.Tolerance(rtol=1e-5, atol=1e-6)",
+            )
+        if not 0 <= part < inf:
+            raise fault(spec, f"its tolerance must be of finite numbers, 0 or more: {tolerance!r}")
 
 
 def _check_names(spec: OpSpec) -> None:

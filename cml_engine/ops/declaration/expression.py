@@ -88,6 +88,11 @@ class Term:
         inner = [call for part in self.arguments for call in part.calls()]
         return [self, *inner] if self.kind == "call" else inner
 
+    def functions(self) -> set[str]:
+        """Returns the names of all functions and operators that this tree calls."""
+        names = {self.text} if self.kind in ("call", "known") else set[str]()
+        return names.union(*(part.functions() for part in self.arguments))
+
 
 def parse(
     text: str,

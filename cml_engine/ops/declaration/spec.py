@@ -215,7 +215,7 @@ class Tolerance:
 
     rtol: float
     atol: float
-    why: str
+    why: str = ""
     of_largest: float = 0.0
 
 
@@ -509,7 +509,9 @@ class OpSpec:
         session calls ``cpu`` for it, between its kernels.
     cost : ``cost(attrs, input facts, output facts) -> Cost``.
     cases : tests, see :class:`Case`.
-    tolerance : the allowed difference between GPU and CPU.
+    tolerance : the allowed difference between GPU and CPU: a :class:`Tolerance`, or a number for
+        both its relative and its absolute part. By default it follows from the functions that a
+        game's kernel or expression calls.
     alias : the result is the first input's memory with another shape; no kernel runs.
     signature : an NNEF fragment declaration, ``"fragment cross(a: tensor<scalar>, …) -> (…);"``.
         Models then need not declare the operator, and its kernel uses these names.
@@ -545,7 +547,7 @@ class OpSpec:
     kernel: Kernel | None = None
     cost: CostRule = elementwise_cost(1)
     cases: Sequence[Case] = ()
-    tolerance: Tolerance = ROUNDING
+    tolerance: Tolerance | float | None = None
     alias: bool = False
     signature: str = ""
     custom: bool = False
@@ -557,6 +559,13 @@ class OpSpec:
     formula: Formula | None = None
     traits: Traits = NO_TRAITS
     doc: str = ""
+
+    @property
+    def allowed_error(self) -> Tolerance:
+        """The tolerance as an object, also if a number or nothing is declared."""
+        if isinstance(self.tolerance, Tolerance):
+            return self.tolerance
+        return ROUNDING if self.tolerance is None else Tolerance(self.tolerance, self.tolerance)
 
     @property
     def is_custom(self) -> bool:

@@ -150,8 +150,9 @@ def _limits(spec: OpSpec) -> Iterator[str]:
         yield "GPU: row-major tensors only, so feature maps around it are converted"
     if spec.formula is not None and spec.formula.fusable:
         yield "GPU: computed behind a convolution or product at no cost where that comes before it"
-    t = spec.tolerance
-    yield f"GPU and NumPy agree within {t.rtol:g} of the value and {t.atol:g}: {t.why}"
+    t = spec.allowed_error
+    reason = f": {t.why}" if t.why else ""
+    yield f"GPU and NumPy agree within {t.rtol:g} of the value and {t.atol:g}{reason}"
 
 
 def _rank(value: object) -> int:

@@ -37,6 +37,7 @@ class Validation:
             by_op.setdefault(check.node.full_op, []).append(check)
             if check.comparison is not None and not check.ok and not first:
                 first = f"{_place(check.node)}{check.node.title}: {check.comparison.problem}"
+                first += f"\n{check.advice}" if check.advice else ""
         return cls(device, by_op, first)
 
     def __str__(self) -> str:

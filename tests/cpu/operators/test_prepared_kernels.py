@@ -78,7 +78,7 @@ def test_every_case_in_every_order_of_memory(op):
         if function is None:
             continue
         with np.errstate(all="ignore"):
-            expected, bound = spec.cpu(node.attrs, *arrays), spec.tolerance
+            expected, bound = spec.cpu(node.attrs, *arrays), spec.allowed_error
             agree(function, node.attrs, arrays, expected, bound.rtol, bound.atol, case.note)
         compared += 1
     assert compared > 2

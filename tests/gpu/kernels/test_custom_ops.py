@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.lower import lower
 from cml_engine.compiler.plugins import load_file
 from cml_engine.errors import DeviceError, ShaderCompileError
@@ -20,9 +21,11 @@ from cml_engine.io.data_folders import cache_folder
 from cml_engine.ir.layout import C4H
 from cml_engine.ops.declaration import lowering
 from cml_engine.ops.declaration.split_bindings import declaration
+from cml_engine.runtime.node_check import check_nodes
+from cml_engine.tools.report.validation import Validation
 from cml_engine.tools.testing import Case, check
 from tests.fixtures.graphs import Net
-from tests.fixtures.operators import declare
+from tests.fixtures.operators import declare, load_expression
 
 ROOT = Path(__file__).resolve().parents[3]
 CROSS = ROOT / "examples/cross_product"
@@ -254,6 +257,68 @@ def test_check_detects_faulty_kernels(fault, gpu, monkeypatch):
     )
     with pytest.raises(AssertionError, match=f"own, case .*{says}"):
         check("own", gpu)
+
+
+# ---------------------------------------------------------------- tolerances
+
+
+SINE = "sin(6.0 * x) + lerp(x, 0.5, 0.3)"
+#: functions that drivers round in their own way, and NumPy's
+ROUNDED = {
+    SINE: lambda x: np.sin(np.float32(6) * x) + (x + np.float32(0.3) * (np.float32(0.5) - x)),
+    "cos(x) * tan(x)": lambda x: np.cos(x) * np.tan(x),
+    "asin(0.3 * x) + atan2(x, 2.0)": lambda x: (
+        np.arcsin(np.float32(0.3) * x) + np.arctan2(x, np.float32(2))
+    ),
+    "exp(3.0 * x)": lambda x: np.exp(np.float32(3) * x),
+    "pow(abs(x) + 0.1, 2.3)": lambda x: (np.abs(x) + np.float32(0.1)) ** np.float32(2.3),
+    "log2(abs(x) + 1e-3) + tanh(x)": lambda x: np.log2(np.abs(x) + np.float32(1e-3)) + np.tanh(x),
+    "x * x + 0.25": lambda x: x * x + np.float32(0.25),
+}
+
+
+def rounded(form, text, cpu, **more):
+    """Registers the operator ``own`` of an HLSL expression of x, in a kernel or by itself."""
+    code, operand = {"expression": text}, "x"
+    if form == "kernel":
+        source = f"// not sin(x)\nvoid kernel(uint i) {{ float x = a[i]; y[i] = {text}; }}"
+        code, operand = {"kernel": cml.Kernel(source=source), "infer": cml.same_as(0)}, "a"
+    signature = f"fragment own({operand}: tensor<scalar>) -> (y: tensor<scalar>);"
+    cases = [Case(((5, 7, 11),))]
+    given = {"cpu": lambda attrs, x: cpu(x), "cases": cases, "signature": signature}
+    return cml.register(cml.OpSpec("own", **given, **code, **more))
+
+
+@pytest.mark.parametrize("text", ROUNDED)
+@pytest.mark.parametrize("form", ["kernel", "expression"])
+def test_the_default_tolerance_fits_the_functions_that_are_called(form, text, gpu):
+    spec = rounded(form, text, ROUNDED[text])
+    assert check("own", gpu).worst < 1
+    is_plain = not re.search(r"[a-z]\w+\(", text)
+    assert (spec.allowed_error.rtol <= 1e-6) == is_plain
+
+
+@pytest.mark.parametrize("form", ["kernel", "expression"])
+def test_a_tolerance_that_is_too_small_shows_the_one_to_declare(form, gpu, rng):
+    rounded(form, SINE, ROUNDED[SINE], tolerance=1e-9)
+    with pytest.raises(AssertionError) as failed:
+        check("own", gpu)
+    graph = load_expression("own(x)", 1, 3, 8, 8)
+    inputs = {"x": rng.standard_normal((1, 3, 8, 8), np.float32)}
+    report = Validation.of(gpu.name, check_nodes(optimize(graph), gpu, inputs))
+    assert not report.ok
+    (line,) = re.findall(r"declare tolerance=(\S+) in the cml.OpSpec of 'own'", str(report))
+    assert f"declare tolerance={line[0]}" in str(failed.value)
+    cml.unregister("own")
+    rounded(form, SINE, ROUNDED[SINE], tolerance=float(line))
+    assert Validation.of(gpu.name, check_nodes(optimize(graph), gpu, inputs)).ok
+
+
+def test_a_wrong_result_gets_no_advice_about_tolerances(gpu):
+    rounded("kernel", SINE, lambda x: np.sin(x), tolerance=cml.Tolerance(1e-4, 1e-4))
+    with pytest.raises(AssertionError) as failed:
+        check("own", gpu)
+    assert "declare tolerance" not in str(failed.value)
 
 
 # ---------------------------------------------------------------- examples and compounds

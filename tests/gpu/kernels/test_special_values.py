@@ -63,7 +63,7 @@ def agree(op, got, expected, arrays, zeros=True):
     if got.dtype != np.float32:
         wrong = got != expected
     else:
-        tolerance = ELEMENTWISE[op].tolerance
+        tolerance = ELEMENTWISE[op].allowed_error
         a, b = got.astype(np.float64), expected.astype(np.float64)
         with np.errstate(invalid="ignore"):
             near = np.abs(a - b) <= tolerance.atol + tolerance.rtol * np.abs(b)

@@ -26,7 +26,7 @@ def test_declaration_is_complete(spec):
     assert spec.cpu is not None
     assert spec.kernel is not None or spec.alias
     assert len(spec.cases) >= 3, "at least three cases"
-    assert spec.tolerance.why
+    assert spec.allowed_error.why
     known = {*STDLIB.signatures, *EXTENSIONS.signatures}
     assert spec.name in known or spec.custom
 

@@ -115,7 +115,7 @@ def test_every_banded_operator_is_bit_identical():
         seen.add(name)
         expected, got = CpuProgram(graph).run(inputs), CpuProgram(banded).run(inputs)
         for output, array in expected.items():
-            verdict = compare(got[output], array, registered()[name].tolerance)
+            verdict = compare(got[output], array, registered()[name].allowed_error)
             assert verdict.ok, f"{name} {case.id}: {verdict.problem}"
     assert len(seen) > 25, seen
     assert {"conv", "deconv", "max_pool", "multilinear_upsample", "pad", "transpose"} <= seen
