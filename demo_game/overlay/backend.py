@@ -1,4 +1,8 @@
-"""Draws imgui's triangles on wgpu, in one render pass of the host's encoder."""
+"""Draws imgui's triangles with wgpu into a picture of their own, and that picture over the game's.
+
+The triangles change a few times a second, and copying their picture costs a fraction of drawing
+them: on a software driver the overlay would otherwise take a quarter of a frame.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import wgpu
 from imgui_bundle import imgui
 
@@ -23,14 +28,22 @@ from demo_game.render.binding import (
 )
 
 _SHADER = Path(__file__).with_name("overlay.hlsl")
+_PICTURE_SHADER = Path(__file__).with_name("picture.hlsl")
 _OWNER = "overlay"
 _OVER = {
     "color": {"src_factor": "src-alpha", "dst_factor": "one-minus-src-alpha", "operation": "add"},
     "alpha": {"src_factor": "one", "dst_factor": "one-minus-src-alpha", "operation": "add"},
 }
+#: how the finished picture is blended, whose colours are multiplied by their alphas
+_COPIED = {
+    channel: {"src_factor": "one", "dst_factor": "one-minus-src-alpha", "operation": "add"}
+    for channel in ("color", "alpha")
+}
 _CORNERS = vertices(
     imgui.VERTEX_SIZE, ("float32x2", 0, 0), ("float32x2", 8, 1), ("unorm8x4", 16, 2)
 )
+#: x, y, width and height in pixels
+Rectangle = tuple[int, int, int, int]
 _INDEX_FORMAT = "uint16" if imgui.INDEX_SIZE == 2 else "uint32"
 #: the initial bytes of a buffer; it doubles when it is too small
 _FIRST_BYTES = 1 << 18
@@ -39,13 +52,13 @@ _FIRST_BYTES = 1 << 18
 class Backend:
     """Draws imgui's triangles with wgpu. imgui's context must be current whenever it is called.
 
-    ``target_format`` is the format of the views that :meth:`draw` is given, ``scale`` is pixels
-    per point. A GPU object is created only for a new glyph, or when there is more to draw than ever
-    before.
+    ``target_format`` is the format of the views that :meth:`copy` is given, ``scale`` is pixels
+    per point. A GPU object is created only for a new glyph or size, or when there is more to draw
+    than ever before.
     """
 
     def __init__(self, gpu: cml.Gpu, target_format: str, scale: float) -> None:
-        self._gpu = gpu
+        self._gpu, self._format = gpu, target_format
         stage = wgpu.ShaderStage
         self._layout = make_layout(
             gpu, (stage.VERTEX, UNIFORM), (stage.FRAGMENT, SAMPLER), (stage.FRAGMENT, COLOURS)
@@ -53,6 +66,14 @@ class Backend:
         defines = {"LINEAR": int(target_format.endswith("srgb"))}
         target = {"format": target_format, "blend": _OVER}
         self._pipeline = make_pipeline(gpu, _SHADER, defines, [self._layout], [_CORNERS], target)
+        self._copy_layout = make_layout(gpu, (stage.FRAGMENT, COLOURS))
+        copied = {"format": target_format, "blend": _COPIED}
+        self._copy_pipeline = make_pipeline(
+            gpu, _PICTURE_SHADER, {}, [self._copy_layout], [], copied
+        )
+        self._picture: wgpu.GPUTexture | None = None
+        #: the parts of the picture that windows cover
+        self._rectangles: list[Rectangle] = []
         # at whole scales every texel of a glyph meets a pixel, and filters only cost
         filtering = "nearest" if scale == round(scale) else "linear"
         self._sampler = gpu.device.create_sampler(mag_filter=filtering, min_filter=filtering)
@@ -71,16 +92,24 @@ class Backend:
     def draw(
         self,
         encoder: wgpu.GPUCommandEncoder,
-        target_view: wgpu.GPUTextureView,
         draw_data: imgui.ImDrawData,
         timestamp_writes: Descriptor | None = None,
     ) -> None:
-        """Encodes one pass that draws imgui's ``draw_data`` over the picture in ``target_view``."""
+        """Encodes one pass that draws imgui's ``draw_data`` into the overlay's picture."""
         for texture in draw_data.textures:
             if texture.status != imgui.ImTextureStatus.ok:
                 self._update_texture(texture)
         self._upload(draw_data)
-        target = {"view": target_view, "load_op": "load", "store_op": "store"}
+        before, is_new = self._rectangles, self._resize(draw_data)
+        self._rectangles = self._covered_rectangles(draw_data)
+        # the windows are opaque: where they have not moved, nothing shows of what was there
+        keeps = self._rectangles == before and not is_new
+        target = {
+            "view": self._picture_view,
+            "load_op": "load" if keeps else "clear",
+            "store_op": "store",
+            "clear_value": (0.0, 0.0, 0.0, 0.0),
+        }
         render = encoder.begin_render_pass(
             color_attachments=[target], timestamp_writes=timestamp_writes
         )
@@ -88,17 +117,72 @@ class Backend:
             self._record(render, draw_data)
         render.end()
 
+    def copy(
+        self,
+        encoder: wgpu.GPUCommandEncoder,
+        target_view: wgpu.GPUTextureView,
+        timestamp_writes: Descriptor | None = None,
+    ) -> None:
+        """Encodes one pass that copies the overlay's picture over the one in ``target_view``."""
+        target = {"view": target_view, "load_op": "load", "store_op": "store"}
+        render = encoder.begin_render_pass(
+            color_attachments=[target], timestamp_writes=timestamp_writes
+        )
+        render.set_pipeline(self._copy_pipeline)
+        render.set_bind_group(0, self._copy_group)
+        for rectangle in self._rectangles:
+            render.set_scissor_rect(*rectangle)
+            render.draw(3)
+        render.end()
+
     def close(self) -> None:
         """Frees the buffers and textures."""
         self._corners.close()
         self._indices.close()
+        if self._picture is not None:
+            self._picture.destroy()
         for texture, _ in self._textures.values():
             texture.destroy()
 
+    def _resize(self, draw_data: imgui.ImDrawData) -> bool:
+        """Creates the overlay's picture if there is none of the screen's size.
+
+        Returns True if it is new.
+        """
+        size = _pixels(draw_data)
+        if self._picture is not None and self._picture.size[:2] == size:
+            return False
+        if self._picture is not None:
+            self._picture.destroy()
+        usage = wgpu.TextureUsage.RENDER_ATTACHMENT | wgpu.TextureUsage.TEXTURE_BINDING
+        self._picture = self._gpu.memory.create_texture(
+            owner=_OWNER, label="overlay", size=(*size, 1), format=self._format, usage=usage
+        )
+        self._picture_view = self._picture.create_view()
+        self._copy_group = bind(self._gpu, self._copy_layout, self._picture_view)
+        return True
+
+    def _covered_rectangles(self, draw_data: imgui.ImDrawData) -> list[Rectangle]:
+        """Returns the parts of the screen that imgui's windows cover, without those in others."""
+        (width, height), scale = _pixels(draw_data), draw_data.framebuffer_scale.x
+        found: list[Rectangle] = []
+        first = 0
+        for commands in draw_data.cmd_lists:
+            count = commands.vtx_buffer.size()
+            places = self._corners.items(np.float32, first, count, imgui.VERTEX_SIZE)[:, :2]
+            first += count
+            if not count:
+                continue
+            left, top = np.floor(scale * places.min(axis=0)).clip(0, (width, height))
+            right, bottom = np.ceil(scale * places.max(axis=0)).clip(0, (width, height))
+            rectangle = int(left), int(top), int(right - left), int(bottom - top)
+            is_inside = any(_contains(other, rectangle) for other in found)
+            if rectangle[2] > 0 and rectangle[3] > 0 and not is_inside:
+                found.append(rectangle)
+        return found
+
     def _record(self, render: wgpu.GPURenderPassEncoder, draw_data: imgui.ImDrawData) -> None:
-        scale = draw_data.framebuffer_scale.x
-        width = round(draw_data.display_size.x * scale)
-        height = round(draw_data.display_size.y * scale)
+        (width, height), scale = _pixels(draw_data), draw_data.framebuffer_scale.x
         render.set_pipeline(self._pipeline)
         render.set_vertex_buffer(0, *self._corners.range)
         buffer, offset, nbytes = self._indices.range
@@ -179,6 +263,20 @@ class Backend:
         texture.set_status(imgui.ImTextureStatus.ok)
 
 
+def _pixels(draw_data: imgui.ImDrawData) -> tuple[int, int]:
+    """Returns the width and the height of the screen in pixels."""
+    size, scale = draw_data.display_size, draw_data.framebuffer_scale.x
+    return max(1, round(size.x * scale)), max(1, round(size.y * scale))
+
+
+def _contains(outer: Rectangle, inner: Rectangle) -> bool:
+    return all(
+        outer[axis] <= inner[axis]
+        and inner[axis] + inner[axis + 2] <= outer[axis] + outer[axis + 2]
+        for axis in (0, 1)
+    )
+
+
 class _Growing:
     """A GPU buffer with a copy of its bytes in memory; a larger one replaces it when needed."""
 
@@ -194,6 +292,13 @@ class _Growing:
     def range(self) -> tuple[wgpu.GPUBuffer, int, int]:
         """The buffer, the offset in bytes, and the size in bytes."""
         return self._made.buffer, self._made.offset, self._bytes.nbytes
+
+    def items(
+        self, item_type: type[np.generic], first: int, count: int, item_bytes: int
+    ) -> npt.NDArray[Any]:
+        """Returns the items from ``first`` on that were written last, as rows of ``item_type``."""
+        part = self._bytes[first * item_bytes : (first + count) * item_bytes]
+        return part.view(item_type).reshape(count, -1)
 
     def close(self) -> None:
         """Frees the buffer."""

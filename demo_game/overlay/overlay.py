@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from demo_game.game import Controls, Game
 
 _MARGIN = 6.0
+#: seconds between two frames of imgui: the graph moves and tables change no more often
+_EVERY_S = 1 / 12
+#: frames of imgui after an input or a new size, until windows have their places
+_SETTLING_FRAMES = 4
 _KEY = imgui.Key
 #: the canvas's names of the keys that typing a number into a slider takes
 _KEYS = {
@@ -49,7 +54,8 @@ def check_panels(titles: Sequence[str]) -> None:
 class Overlay:
     """Panels over the game's picture.
 
-    A frame that shows nothing new creates nothing on the GPU.
+    They are drawn into a picture of their own, twelve times a second and after each input, and
+    every frame copies it. A frame that shows nothing new creates nothing on the GPU.
 
     Parameters
     ----------
@@ -76,6 +82,8 @@ class Overlay:
         _load_font()
         self._backend = Backend(game.gpu, target_format, scale)
         self._scale = scale
+        #: seconds since imgui's last frame, and the frames that follow at once
+        self._waited_s, self._urgent_frames = 0.0, _SETTLING_FRAMES
         self.resize(width, height)
         sessions, log = game.agents.sessions, game.log
         self.panel = Panel(game.scheduler, sessions, sections=(ControlsSection(game),), log=log)
@@ -101,6 +109,7 @@ class Overlay:
     def input(self, event: dict[str, Any]) -> bool:
         """Takes an event of the canvas; returns True if it is for the overlay, not for the game."""
         imgui.set_current_context(self._imgui)
+        self._urgent_frames = _SETTLING_FRAMES
         io, event_type = imgui.get_io(), event["event_type"]
         if event_type in ("key_down", "key_up"):
             key = _KEYS.get(event["key"])
@@ -131,6 +140,7 @@ class Overlay:
         font_size = _font_size(*points)
         self._layout = layout_for(points[0] - 4 * _MARGIN, points[1], font_size)
         _apply_style(self._layout.compact, font_size)
+        self._urgent_frames = _SETTLING_FRAMES
 
     # --- a frame
 
@@ -142,15 +152,29 @@ class Overlay:
         *,
         timestamp_writes: Descriptor | None = None,
     ) -> None:
-        """Encodes one pass that draws the windows over ``target_view``.
+        """Encodes a pass that draws the windows over ``target_view``.
 
+        Where they change, another pass comes before.
         ``dt_s`` is the time since the last frame. The player's changes are written to the game's
         controls.
         """
+        start = time.perf_counter()
         imgui.set_current_context(self._imgui)
-        imgui.get_io().delta_time = max(dt_s, 1e-4)
-        imgui.new_frame()
         self.panel.update()
+        self._waited_s += dt_s
+        if self._urgent_frames or self._waited_s >= _EVERY_S:
+            begin, timestamp_writes = _split(timestamp_writes)
+            self._build()
+            self._backend.draw(encoder, imgui.get_draw_data(), begin)
+        self._backend.copy(encoder, target_view, timestamp_writes)
+        self.panel.add_cpu_ms(1e3 * (time.perf_counter() - start))
+
+    def _build(self) -> None:
+        """Runs a frame of imgui, which lays out all windows and makes their triangles."""
+        imgui.get_io().delta_time = max(self._waited_s, 1e-4)
+        self._waited_s = 0.0
+        self._urgent_frames = max(0, self._urgent_frames - 1)
+        imgui.new_frame()
         size, layout, controls = imgui.get_io().display_size, self._layout, self._game.controls
         self.rectangles = {}
         if controls.welcome:
@@ -162,7 +186,8 @@ class Overlay:
             self._column("right", x, layout.right_width, bottom)
         self.panel.end_draw()
         imgui.render()
-        self._backend.draw(encoder, target_view, imgui.get_draw_data(), timestamp_writes)
+        if imgui.is_any_item_active():  # held by the mouse, or being typed into
+            self._urgent_frames = max(1, self._urgent_frames)
 
     def _column(self, side: Any, x: float, width: float, bottom: float) -> None:
         height = max(1.0, bottom - 2 * _MARGIN)
@@ -172,6 +197,17 @@ class Overlay:
             self.panel.draw_column(side, self._layout)
         self.rectangles[side] = _window_rectangle()
         imgui.end()
+
+
+def _split(writes: Descriptor | None) -> tuple[Descriptor | None, Descriptor | None]:
+    """Returns a pass's timestamps as those of the first and of the last of two passes."""
+    if writes is None:
+        return None, None
+    begin, end = "beginning_of_pass_write_index", "end_of_pass_write_index"
+    return (
+        {key: value for key, value in writes.items() if key != end},
+        {key: value for key, value in writes.items() if key != begin},
+    )
 
 
 # --- the font, colours and spacing
@@ -218,8 +254,10 @@ def _apply_style(compact: bool, font_size: float) -> None:
     """Sets the font size, the spacing and the colours of the current context."""
     style = imgui.get_style()
     style.font_size_base = font_size
-    style.window_rounding = style.child_rounding = 4.0
-    style.frame_rounding = style.grab_rounding = style.scrollbar_rounding = 3.0
+    # corners and fringes of half-covered pixels cost more than they show at this size
+    style.window_rounding = style.child_rounding = style.popup_rounding = 0.0
+    style.frame_rounding = style.grab_rounding = style.scrollbar_rounding = 0.0
+    style.anti_aliased_fill = style.anti_aliased_lines = False
     style.window_border_size = style.frame_border_size = style.popup_border_size = 0.0
     style.window_padding = ImVec2(5, 4) if compact else ImVec2(8, 7)
     style.frame_padding = ImVec2(4, 1) if compact else ImVec2(6, 2)
@@ -228,14 +266,12 @@ def _apply_style(compact: bool, font_size: float) -> None:
     style.scrollbar_size = 8.0 if compact else 11.0
     style.grab_min_size = 8.0
     style.indent_spacing = 10.0
-    # fringes of half-covered pixels cost more than they show at this size
-    style.anti_aliased_fill = not compact
     col = imgui.Col_
     chosen: dict[imgui.Col_, Colour] = {
         col.text: palette.TEXT,
         col.text_disabled: palette.DIM,
         col.window_bg: palette.GROUND,
-        col.popup_bg: palette.faded(palette.TITLE, 0.98),
+        col.popup_bg: palette.TITLE,
         col.border: palette.FAINT,
         col.frame_bg: palette.RAISED,
         col.frame_bg_hovered: palette.HOVERED,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -91,6 +91,8 @@ class OperatorTime:
     timed_runs: float = 0.0
     timed_ms: float = 0.0
     timed_predicted_ms: float = 0.0
+    #: "2/3" for the second of three steps that compute the operator; "" for the only one
+    part: str = ""
 
     @property
     def is_measured(self) -> bool:
@@ -172,7 +174,11 @@ class OperatorTimes:
             self._plans[name] = plan
             for key in [key for key in self.operators if key[0] == name]:
                 del self.operators[key]
+            count = Counter(step.title for step in plan.steps)
+            seen = Counter[str]()
             for step in plan.steps:
+                seen[step.title] += 1
+                parts = count[step.title]
                 self.operators[name, step.index] = OperatorTime(
                     network=name,
                     step=step.index,
@@ -182,6 +188,7 @@ class OperatorTimes:
                     kernel=Path(step.path).name,
                     flops=step.cost.flops,
                     bytes=step.cost.bytes,
+                    part=f"{seen[step.title]}/{parts}" if parts > 1 else "",
                 )
         return plan
 

@@ -37,7 +37,7 @@ def _hex(text: str, alpha: float = 1.0) -> Colour:
 
 TEXT = _hex("d8dee6")
 DIM = _hex("8d98a6")
-GROUND = _hex("10151c", 0.86)
+GROUND = _hex("10151c")
 #: a panel's title, and clickable widgets
 TITLE = _hex("222c39")
 RAISED = _hex("2a3543")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -26,6 +28,8 @@ _FULL_EM = (84.0, 48.0)
 
 #: seconds between updates of slowly changing data
 _REFRESH_S = 0.25
+#: the frames of the mean CPU time of the panel
+_CPU_FRAMES = 60
 #: points between the window and the edges of the screen
 _MARGIN = 6.0
 
@@ -48,6 +52,8 @@ class PanelView:
     now_ms: float
     #: the device of the sessions; None without a session
     gpu: Gpu | None
+    #: the mean CPU ms that the panel takes in a frame
+    panel_cpu_ms: float = 0.0
 
     @property
     def operators(self) -> Mapping[Key, OperatorTime]:
@@ -191,6 +197,7 @@ class Panel:
         self._arranged: set[str] | None = None
         self._arrange = True
         self._open: set[PanelSection] = set()
+        self._cpu_ms: deque[float] = deque(maxlen=_CPU_FRAMES)
         self._due_s: dict[PanelSection, float] = {}
 
     def watch(
@@ -247,7 +254,7 @@ class Panel:
 
         Call it between the host's ``imgui.new_frame()`` and ``imgui.render()``.
         """
-        imgui = self._imgui
+        start, imgui = time.perf_counter(), self._imgui
         size, style = imgui.get_io().display_size, imgui.get_style()
         flags = imgui.WindowFlags_.always_auto_resize | imgui.WindowFlags_.no_saved_settings
         first = imgui.Cond_.first_use_ever.value
@@ -258,11 +265,20 @@ class Panel:
             edges = 2 * (_MARGIN + style.window_padding.x) + style.scrollbar_size
             self._draw_columns(size.x - edges, size.y)
         imgui.end()
+        self.add_cpu_ms(1e3 * (time.perf_counter() - start))
 
     def draw_widgets(self) -> None:
         """Draws the panel's sections into the host's current imgui window."""
-        available = self._imgui.get_content_region_avail()
+        start, available = time.perf_counter(), self._imgui.get_content_region_avail()
         self._draw_columns(available.x, self._imgui.get_io().display_size.y)
+        self.add_cpu_ms(1e3 * (time.perf_counter() - start))
+
+    def add_cpu_ms(self, ms: float) -> None:
+        """Adds the CPU milliseconds that the panel took in a frame, for the line that shows them.
+
+        :meth:`draw` and :meth:`draw_widgets` call it. A host that draws the columns itself does.
+        """
+        self._cpu_ms.append(ms)
 
     def _draw_columns(self, width: float, height: float) -> None:
         imgui = self._imgui
@@ -318,7 +334,8 @@ class Panel:
     def _view(self) -> PanelView:
         scheduler, sessions = self._scheduler, self._sessions
         gpu = next((session.gpu for session in sessions.values()), None)
-        return PanelView(sessions, self.log, scheduler.jobs, scheduler.clock.now_ms(), gpu)
+        cpu_ms = sum(self._cpu_ms) / len(self._cpu_ms) if self._cpu_ms else 0.0
+        return PanelView(sessions, self.log, scheduler.jobs, scheduler.clock.now_ms(), gpu, cpu_ms)
 
 
 def check_titles(

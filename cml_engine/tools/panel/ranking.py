@@ -96,7 +96,7 @@ def _row(key: Key, time: OperatorTime, sum_ms: float) -> RankRow:
     return RankRow(
         key=key,
         network=time.network,
-        title=time.title,
+        title=f"{time.title} {time.part}".rstrip(),
         share=time.total_ms / sum_ms,
         total_ms=time.total_ms,
         runs=time.runs,

@@ -12,7 +12,7 @@ pytest.importorskip("imgui_bundle")
 from imgui_bundle import imgui
 
 from cml_engine import FrameReport, FrameScheduler
-from cml_engine.tools.panel import FrameLog, FrameSample
+from cml_engine.tools.panel import FrameLog, FrameSample, palette
 from cml_engine.tools.panel.drawing import SECTIONS
 from cml_engine.tools.panel.drawing import widgets as drawn_widgets
 from cml_engine.tools.panel.drawing.ranking import details
@@ -101,12 +101,12 @@ class Screen:
         self.target, self.view = render_target(self.gpu.device, width, height, self.format)
         self.overlay.resize(width, height)
 
-    def frames(self, count: int = 1) -> None:
+    def frames(self, count: int = 1, dt_s: float = 0.1) -> None:
         grey = (_BACKGROUND / 255,) * 3 + (1,)
         for _ in range(count):
             with submitted(self.gpu) as encoder:
                 begin_clear(encoder, self.view, grey).end()
-                self.overlay.draw(encoder, self.view, 1 / 60)
+                self.overlay.draw(encoder, self.view, dt_s)
 
     def pixels(self) -> np.ndarray:
         return texels_of(self.gpu.device, self.target)[..., :3]
@@ -386,6 +386,124 @@ def test_last_seconds_show_only_recent_operators(show, full, widgets):
         if screen.ranking.lines:
             break
     assert [line.row.key for line in screen.ranking.lines] == [key]
+
+
+@pytest.fixture
+def said(monkeypatch) -> dict[str, tuple]:
+    """A dictionary from every text that sections have drawn in lines to its colour."""
+    texts: dict[str, tuple] = {}
+    original = drawn_widgets.text
+
+    def text(content, colour):
+        texts[content] = colour
+        original(content, colour)
+
+    monkeypatch.setattr(drawn_widgets, "text", text)
+    return texts
+
+
+def test_windows_are_built_twelve_times_a_second_and_after_an_input(show, full, monkeypatch):
+    screen, built = show(), []
+    screen.frames(8)
+    original = imgui.new_frame
+    monkeypatch.setattr(imgui, "new_frame", lambda: (built.append(1), original()))
+    pictures = set()
+    for number in range(240, 300):
+        add_frame(full.log, number)
+        screen.frames(1, dt_s=1 / 60)
+        pictures.add(screen.pixels().tobytes())
+    assert 11 <= len(built) <= 13
+    assert 2 <= len(pictures) <= 13  # the graph moves
+    screen.frames(1, dt_s=0.0)
+    before = len(built)
+    screen.event("pointer_move", x=60.0, y=24.0)  # over a heading, which lights up
+    screen.frames(1, dt_s=0.0)
+    assert len(built) == before + 1 and screen.pixels().tobytes() not in pictures
+
+
+def test_the_overlay_draws_little_and_shows_what_it_takes(show, full, said):
+    screen = show(panels=("frames", "this frame", "operators"))
+    screen.frames(8)
+    data = imgui.get_draw_data()
+    assert data.total_idx_count / 3 < 3000
+    assert len(screen.overlay._backend._rectangles) == 2
+    pixels = screen.pixels()
+    for x, y, width, height in screen.overlay.rectangles.values():  # square and opaque
+        for corner in ((x, y), (x + width - 1, y), (x, y + height - 1), (x + width - 1, y + 1)):
+            assert (pixels[int(corner[1]), int(corner[0])] < 40).all()
+    lines: list[str] = []
+    for _ in turns():  # numbers change after a quarter of a second
+        screen.frames()
+        lines = [text for text in said if text.startswith("this overlay: ")]
+        if lines:
+            break
+    assert " ms CPU" in lines[0] and "% of a frame" in lines[0]
+
+
+def test_a_tooltip_over_the_game_is_drawn_and_removed(show, widgets):
+    screen = show(1280, 720)
+
+    def drawn():
+        return (screen.pixels() != _BACKGROUND).any(axis=2)
+
+    screen.frames(8)
+    before = drawn()
+    x, y = widgets[f"##{screen.ranking.lines[1].row.key}"]
+    for _ in turns():  # a tooltip waits until the mouse has rested
+        screen.event("pointer_move", x=x, y=y)
+        screen.frames()
+        if (drawn() & ~before).sum() > 1000:
+            break
+    screen.event("pointer_move", x=640.0, y=700.0)
+    screen.frames(4)
+    assert (drawn() == before).all()
+
+
+def test_the_reason_of_a_late_frame_is_a_line_of_its_own(show, said):
+    show()
+    texts = [text for text in said if text.startswith("last late frame: ")]
+    assert texts == ["last late frame: 133 ms, inference over budget"]
+    assert said[texts[0]] == palette.TEXT
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_operators_have_names_of_their_own(gpu, full, monkeypatch, size):
+    steps = {key: time for key, time in full.log.operators.items() if key[0] == "upres"}
+    for (_, step), time in steps.items():
+        time.title = f"conv 'encoder.details.layers.{step}.conv'"
+    screen = Screen(gpu, full, *size, panels=("operators",))
+    screen.frames(8)
+    names = [line.row.name for line in screen.ranking.lines]
+    assert len(set(names)) == len(names)
+    assert any(name.endswith(" 2/3") for name in names)
+    drawn = {key: name for key, (_, name) in screen.ranking._names.items()}
+    assert len({(key[0], name) for key, name in drawn.items()}) == len(drawn)
+    for (network, step), name in drawn.items():
+        assert network != "upres" or f"{step}.conv'" in name
+
+
+def test_a_row_tells_operator_shape_and_line_under_the_mouse(show, widgets, monkeypatch):
+    screen, shown = show(), []
+    line = screen.ranking.lines[1]
+    monkeypatch.setattr(imgui, "set_tooltip", shown.append)
+    x, y = widgets[f"##{line.row.key}"]
+    for _ in turns():  # a tooltip waits until the mouse has rested
+        screen.event("pointer_move", x=x + 20, y=y)
+        screen.frames()
+        if shown:
+            break
+    operator = screen.overlay.panel.log.operators[line.row.key]
+    session = screen.overlay._game.agents.sessions[operator.network]
+    node = next(node for node in session.graph.nodes if node.title == operator.title)
+    assert operator.title in shown[0] and "graph.nnef:" in shown[0]
+    assert str(list(session.graph.facts[node.outputs[0]].shape)) in shown[0]
+
+
+def test_every_heading_explains_itself(show, monkeypatch):
+    hints = []
+    monkeypatch.setattr(imgui, "set_item_tooltip", hints.append)
+    show(1920, 1080)
+    assert len(set(hints)) >= 8 and all(hint.endswith(".") for hint in hints)
 
 
 def test_nothing_is_created_in_a_frame(gpu, full, monkeypatch):

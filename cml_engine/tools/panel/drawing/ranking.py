@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from imgui_bundle import ImVec2, imgui
 
+from cml_engine.ir.graph import Graph
 from cml_engine.tools.panel import palette
 from cml_engine.tools.panel.drawing import widgets
 from cml_engine.tools.panel.frames import Key
@@ -28,21 +29,30 @@ class _Column:
 
 
 _COLUMNS = (
-    _Column("operator", "name", "", 0, "network and operator"),
-    _Column("%", "share", "88.8", 0, "of all networks' GPU time; the bar compares with the first"),
-    _Column("ms", "total_ms", "888k", 0, "GPU time in all"),
-    _Column("runs", "runs", "888k", 3, "whole executions"),
-    _Column("avg ms", "average_ms", "8.888", 1, "measured GPU time of a whole execution"),
     _Column(
-        "planned", "error", "+888 %", 2, "planned against measured: +50 % was planned as half more"
+        "operator", "name", "", 0,
+        "The network, the kind of operator, and the tensor that it computes, by its name in the\n"
+        "model's file. 2/3 is the second of three steps that compute one operator.",
     ),
-    _Column("GFLOP/s", "gflops", "8888", 5, "arithmetic; the bar compares with the best seen"),
+    _Column("%", "share", "88.8", 0,
+        "Share of the GPU time of all networks. The bar compares with the slowest operator."),
+    _Column("ms", "total_ms", "888k", 0, "GPU time of all executions together."),
+    _Column("runs", "runs", "888k", 3, "How many times the whole operator was executed."),
+    _Column("avg ms", "average_ms", "8.888", 1, "GPU time of one execution of the operator."),
     _Column(
-        "GB/s", "gbytes", "88.8", 4, "memory read and written; the bar compares with the best seen"
+        "planned", "error", "+888 %", 2,
+        "How far the scheduler's prediction was from the measured time: +50 % predicted half more\n"
+        "than it took, -50 % half of it. A large error makes frames late or leaves budget unused.",
     ),
-)
+    _Column("GFLOP/s", "gflops", "8888", 5,
+        "Arithmetic per second. The bar compares with the best that any operator reached."),
+    _Column("GB/s", "gbytes", "88.8", 4,
+        "Memory read and written per second. The bar compares with the best so far."),
+)  # fmt: skip
 #: ems; a longer name is shortened before columns are left out
-_NAME_EM = 12.5
+_NAME_EM = 22.0
+#: points between the coloured mark of a network, its name and the operator
+_MARK, _GAP = 6.0, 5.0
 _TABLE = (
     imgui.TableFlags_.sortable
     | imgui.TableFlags_.row_bg
@@ -56,20 +66,25 @@ _SELECTABLE = imgui.SelectableFlags_.span_all_columns.value
 
 @dataclass(frozen=True, slots=True)
 class RankLine:
-    """A row of the table with its texts by value, and bars from 0 to 1 behind some of them."""
+    """A row of the table with its texts by value, and bars from 0 to 1 behind some of them.
+
+    ``widths`` are the texts' widths in points, and ``colour`` is the network's.
+    """
 
     row: RankRow
+    colour: Colour
     texts: dict[str, str]
+    widths: dict[str, float]
     bars: dict[str, float]
 
     @classmethod
-    def of(cls, row: RankRow, best: Mapping[str, float]) -> RankLine:
+    def of(cls, row: RankRow, colour: Colour, best: Mapping[str, float]) -> RankLine:
         texts = {c.value: _short_number(getattr(row, c.value)) for c in _COLUMNS[1:]}
-        texts["name"] = row.title
         texts["share"] = f"{100 * row.share:.1f}"
         texts["error"] = f"{100 * row.error:+.0f} %"
+        widths = {value: float(imgui.calc_text_size(text).x) for value, text in texts.items()}
         bars = {value: getattr(row, value) / maximum for value, maximum in best.items() if maximum}
-        return cls(row, texts, bars)
+        return cls(row, colour, texts, widths, bars)
 
 
 class RankingPanel(PanelSection):
@@ -89,6 +104,8 @@ class RankingPanel(PanelSection):
         self.sorted_by, self.descending = "share", True
         self.lines: list[RankLine] = []
         self._recent = RecentTimes()
+        #: the names as they are drawn, by row, each with the width in points that it fits into
+        self._names: dict[Key, tuple[float, str]] = {}
         #: the values that fill the bars: the largest share now, the highest rates ever
         self._best = {"share": 1.0, "gflops": 0.0, "gbytes": 0.0}
         self._details: tuple[Key, list[tuple[str, Colour]]] | None = None
@@ -107,7 +124,9 @@ class RankingPanel(PanelSection):
         for value, maximum in self._best.items():
             self._best[value] = max([maximum, *(getattr(row, value) for row in ranked)])
         ordered_rows = ordered(ranked, self.sorted_by, self.descending)
-        self.lines = [RankLine.of(row, self._best) for row in ordered_rows]
+        colours = {name: palette.network_colour(name, view.sessions) for name in view.sessions}
+        self.lines = [RankLine.of(row, colours[row.network], self._best) for row in ordered_rows]
+        self._names = {}
 
     def draw(self, view: PanelView, layout: Layout) -> None:
         """Draws the choice of the period, the table, and the selected operator below it."""
@@ -119,7 +138,7 @@ class RankingPanel(PanelSection):
         if not self.lines:
             widgets.text("no operator has been timed", palette.DIM)
             return
-        columns = _columns_in(imgui.get_content_region_avail().x, self._name_width())
+        columns = _columns_in(imgui.get_content_region_avail().x, self._name_width(view))
         line = imgui.get_text_line_height() + 2 * imgui.get_style().cell_padding.y
         height = (layout.ranking_rows + 1) * line
         if imgui.begin_table("ranking", len(columns), _TABLE, ImVec2(0, height)):
@@ -128,11 +147,12 @@ class RankingPanel(PanelSection):
             imgui.end_table()
         self._selected(view)
 
-    def _name_width(self) -> float:
+    def _name_width(self, view: PanelView) -> float:
         """Returns the width in points of the column of names: the longest name's, up to a limit."""
-        longest = max((line.row.name for line in self.lines), key=len)
+        only = len(view.sessions) == 1
+        longest = max((r.row.title if only else r.row.name for r in self.lines), key=len)
         limit = float(_NAME_EM * imgui.get_font_size())
-        return min(limit, float(imgui.calc_text_size(longest).x) + 14.0)
+        return min(limit, float(imgui.calc_text_size(longest).x) + _MARK + 2 * _GAP)
 
     def _choose(self, recent_only: bool, view: PanelView) -> None:
         self.recent_only = recent_only
@@ -165,44 +185,57 @@ class RankingPanel(PanelSection):
     def _body(self, columns: list[_Column], view: PanelView) -> None:
         clipper = imgui.ListClipper()
         clipper.begin(len(self.lines))
+        # the left end and the width of each column in points, by its value
+        places: dict[str, tuple[float, float]] = {}
         while clipper.step():
             for index in range(clipper.display_start, clipper.display_end):
-                line = self.lines[index]
-                self._row(line, palette.network_colour(line.row.network, view.sessions), columns)
+                self._row(self.lines[index], columns, places, view)
 
-    def _row(self, line: RankLine, colour: Colour, columns: list[_Column]) -> None:
+    def _row(
+        self,
+        line: RankLine,
+        columns: list[_Column],
+        places: dict[str, tuple[float, float]],
+        view: PanelView,
+    ) -> None:
+        """Draws a row: few calls of imgui, because there are up to sixteen rows in every frame."""
         imgui.table_next_row()
         imgui.table_next_column()
-        corner = imgui.get_cursor_screen_pos()
-        height = imgui.get_text_line_height()
-        widgets.rectangle(corner.x - 1, corner.y + 1, 3.0, height - 2, colour)
-        imgui.set_cursor_pos_x(imgui.get_cursor_pos_x() + 6)
-        row = line.row
+        corner, height = imgui.get_cursor_screen_pos(), imgui.get_text_line_height()
+        y, row = corner.y, line.row
+        space = imgui.get_content_region_avail().x
         chosen = self.selected == row.key
         if imgui.selectable(f"##{row.key}", chosen, _SELECTABLE)[0]:
             self.selected = None if chosen else row.key
-        imgui.same_line(0.0, 0.0)
-        space = imgui.get_content_region_avail().x
-        widgets.text(row.network, colour)
-        imgui.same_line(0.0, 5.0)
-        space -= imgui.calc_text_size(row.network).x + 5.0
-        imgui.text_unformatted(widgets.shortened(row.title, space))
-        error = abs(row.error)
+        if imgui.is_item_hovered(imgui.HoveredFlags_.for_tooltip.value):
+            imgui.set_tooltip("\n".join(content for content, _ in details(view, row.key)))
+        draw = imgui.get_window_draw_list()
+        widgets.rectangle(corner.x - 1, y + 1, 3.0, height - 2, line.colour)
+        self._name(line, corner.x + _MARK, y, space - _MARK, view)
         for column in columns[1:]:
             imgui.table_next_column()
-            label, bar = line.texts[column.value], line.bars.get(column.value, 0.0)
-            width = imgui.get_content_region_avail().x
+            value = column.value
+            if value not in places:
+                places[value] = imgui.get_cursor_screen_pos().x, imgui.get_content_region_avail().x
+            x, width = places[value]
+            bar = line.bars.get(value, 0.0)
             if bar > 0:
-                cell_corner = imgui.get_cursor_screen_pos()
-                widgets.rectangle(
-                    cell_corner.x, cell_corner.y, bar * width, height, palette.faded(colour, 0.28)
-                )
-            space = width - imgui.calc_text_size(label).x
-            imgui.set_cursor_pos_x(imgui.get_cursor_pos_x() + max(0.0, space))
-            if column.value != "error" or error < 0.3:
-                imgui.text(label)
-            else:
-                widgets.text(label, palette.WARN if error < 1 else palette.BAD)
+                widgets.rectangle(x, y, bar * width, height, palette.faded(line.colour, 0.28))
+            at = ImVec2(x + max(0.0, width - line.widths[value]), y)
+            draw.add_text(at, widgets.packed(_cell_colour(line, value)), line.texts[value])
+
+    def _name(self, line: RankLine, x: float, y: float, space: float, view: PanelView) -> None:
+        """Draws the network's name, unless there is only one, and the operator within ``space``."""
+        draw, row = imgui.get_window_draw_list(), line.row
+        if len(view.sessions) > 1:
+            draw.add_text(ImVec2(x, y), widgets.packed(line.colour), row.network)
+            used = imgui.calc_text_size(row.network).x + _GAP
+            x, space = x + used, space - used
+        width, name = self._names.get(row.key, (0.0, ""))
+        if width != space:
+            name = widgets.shortened(row.title, space)
+            self._names[row.key] = space, name
+        draw.add_text(ImVec2(x, y), widgets.packed(palette.TEXT), name)
 
     def _selected(self, view: PanelView) -> None:
         if self.selected is None:
@@ -213,6 +246,11 @@ class RankingPanel(PanelSection):
         for content, colour in self._details[1]:
             widgets.text(content, colour)
         imgui.pop_text_wrap_pos()
+
+
+def _cell_colour(line: RankLine, value: str) -> Colour:
+    error = abs(line.row.error) if value == "error" else 0.0
+    return palette.TEXT if error < 0.3 else palette.WARN if error < 1 else palette.BAD
 
 
 def _width(column: _Column) -> float:
@@ -242,16 +280,20 @@ def _columns_in(width: float, name_width: float) -> list[_Column]:
 def details(view: PanelView, key: Key) -> list[tuple[str, Colour]]:
     """Returns lines of text about an operator, each with its colour; none for an unknown operator.
 
-    The lines have its network and title, its line of the model, its kernel and its work.
+    The lines have its network and title, the shapes that it reads and computes, its line of the
+    model, its kernel and its work.
     """
     operator = view.operators.get(key)
     if operator is None:
         return []
     colour = palette.network_colour(operator.network, view.sessions)
-    lines = [(f"{operator.network}: {operator.title}", colour)]
+    part = ", step {} of {}".format(*operator.part.split("/")) if operator.part else ""
+    lines = [(f"{operator.network}: {operator.title}{part}", colour)]
     session = view.sessions.get(operator.network)
     plan = None if session is None else session.plan
     step = None if plan is None else plan.steps[operator.step]
+    if session is not None and (shapes := _shapes(session.graph, operator.title)):
+        lines.append((shapes, palette.TEXT))
     if step is not None and step.source is not None and step.source.text:
         lines.append((" ".join(step.source.text.split()), palette.TEXT))
     count = 0 if step is None else step.groups
@@ -262,6 +304,19 @@ def details(view: PanelView, key: Key) -> list[tuple[str, Colour]]:
         work = f"{_scaled(operator.flops)}FLOP, {_scaled(operator.bytes)}B per run"
         lines.append((work, palette.DIM))
     return lines
+
+
+def _shapes(graph: Graph, title: str) -> str:
+    """Returns the shapes that a node computes and reads, constants left out; "" if unknown."""
+    node = next((node for node in graph.nodes if node.title == title), None)
+    if node is None:
+        return ""
+    read = [name for name in node.reads if name not in graph.constants]
+    read_text, computed = (
+        ", ".join(str(list(graph.facts[name].shape)) for name in names if name in graph.facts)
+        for names in (read, node.outputs)
+    )
+    return f"{computed} from {read_text}"
 
 
 def _short_number(value: float) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 from imgui_bundle import ImVec2, ImVec4, imgui
 
 from cml_engine.ir.graph import Slider, SliderValue
@@ -46,12 +47,18 @@ _TABLE = (
 
 #: the top of the graph in targets: at least, so that a frame in time looks like one; at most
 _LEAST, _MOST = 1.5, 6.0
+#: seconds between two changes of the graph
+_GRAPH_S = 1 / 15
+#: frames that share a bar, which is as high as the highest of them
+_BAR_FRAMES = 2
+_BARS = HISTORY // _BAR_FRAMES
+_Heights = npt.NDArray[np.float32]
 
 
 class FramePanel(PanelSection):
     """The section with the graph of frame times and the numbers below it.
 
-    The graph moves in every frame, the numbers change four times a second.
+    The graph changes fifteen times a second, the numbers four times.
     """
 
     title = "frames"
@@ -63,7 +70,11 @@ class FramePanel(PanelSection):
         self._top = _LEAST
         # marked until the next refresh, so that it can be read
         self._overrun: FrameSample | None = None
-        self._overlay_ms = 0.0
+        self._cost = ""
+        self._graph_due_s = 0.0
+        self._bars: dict[str, _Heights] = {}
+        self._filled = 0.0
+        self._newest = 0
 
     def refresh(self, view: PanelView, now_s: float) -> None:
         """Computes the percentiles, the legend and the scale of the graph from the log."""
@@ -74,34 +85,49 @@ class FramePanel(PanelSection):
         self._top = float(np.clip(top, _LEAST, _MOST))
         self._legend = _legend(frames, target)
         self._overrun = latest_overrun(frames, target)
-        self._overlay_ms = mean_overlay_ms(frames)
+        self._cost = _own_cost(view.panel_cpu_ms, mean_overlay_ms(frames), target)
 
     def draw(self, view: PanelView, layout: Layout) -> None:
         """Draws the graph and the numbers below it."""
-        self._graph(complete(view.log.frames), view.log.target_ms, layout.graph_height)
+        now_s, target = 1e-3 * view.now_ms, view.log.target_ms
+        if now_s >= self._graph_due_s:
+            self._graph_due_s = now_s + _GRAPH_S
+            self._update_bars(complete(view.log.frames), target)
+        self._graph(target, layout.graph_height)
         if not self._summary.frames:
             widgets.text("no frame measured yet", palette.DIM)
             return
         widgets.swatches(self._legend)
-        self._numbers(view.log.target_ms, layout.compact)
+        self._numbers(target, layout.compact)
 
-    def _graph(self, frames: list[FrameSample], target: float, height: float) -> None:
+    def _update_bars(self, frames: list[FrameSample], target: float) -> None:
+        self._bars, self._filled = {}, 0.0
+        if frames:
+            self._newest = frames[-1].number
+            self._bars, self._filled = _stacked_bars(frames, target)
+
+    def _graph(self, target: float, height: float) -> None:
         corner, width = imgui.get_cursor_screen_pos(), imgui.get_content_region_avail().x
         top = self._top * target
         widgets.rectangle(corner.x, corner.y, width, height, palette.WELL)
         line_y = corner.y + height * (1 - target / top)
-        if frames:
-            _lanes(frames, target, top, corner, ImVec2(width, height))
+        if self._bars:
+            free = self._filled * width
+            free_y = corner.y + height * (1 - target / top)
+            free_height = height * target / top
+            colour = palette.LANES["free"]
+            widgets.rectangle(corner.x + width - free, free_y, free, free_height, colour)
+            _draw_bars(self._bars, top, corner, ImVec2(width, height))
         widgets.rectangle(corner.x, round(line_y), width, 1.0, palette.TEXT)
         imgui.set_cursor_screen_pos(corner)
         imgui.dummy(ImVec2(width, height))
         text_y = line_y - imgui.get_text_line_height() - 1
         widgets.label(corner.x + 5, text_y, f"{target:.1f} ms", palette.TEXT)
-        overrun = self._overrun
-        if frames and overrun is not None and overrun.frame_ms > target:
-            reason = f"{overrun.frame_ms:.0f} ms" + (f": {overrun.cause}" if overrun.cause else "")
-            x = corner.x + width * (1 - (frames[-1].number - overrun.number + 0.5) / HISTORY)
-            _mark(x, corner, width, reason)
+        if self._overrun is not None:  # the mark of the frame that the line below is about
+            behind = (self._newest - self._overrun.number + 0.5) / HISTORY
+            if 0 <= behind < 1:
+                x = round(corner.x + width * (1 - behind))
+                widgets.rectangle(x - 2, corner.y, 4.0, 4.0, palette.TEXT)
 
     def _numbers(self, target: float, compact: bool) -> None:
         numbers = self._summary
@@ -114,52 +140,63 @@ class FramePanel(PanelSection):
                 (f"{numbers.over} of {numbers.frames} over {target:.1f}", colour),
             ]
         )
-        if self._overlay_ms and not compact:
-            widgets.text(f"this overlay: {self._overlay_ms:.2f} ms GPU", palette.DIM)
+        widgets.wrapped([(_late_frame(self._overrun), palette.TEXT)])
+        if self._cost and not compact:
+            widgets.text(self._cost, palette.DIM)
 
 
-def _lanes(
-    frames: list[FrameSample], target: float, top: float, corner: ImVec2, size: ImVec2
-) -> None:
-    """Draws the frames' lanes as stacked bars: the tallest lane first, each next one over it."""
+def _late_frame(frame: FrameSample | None) -> str:
+    """Returns a text about the latest frame that missed its target."""
+    if frame is None:
+        return "no frame was late"
+    cause = f", {frame.cause}" if frame.cause else ""
+    return f"last late frame: {frame.frame_ms:.0f} ms{cause}"
+
+
+def _own_cost(cpu_ms: float, gpu_ms: float, target_ms: float) -> str:
+    """Returns a text with the time that the panel itself takes; "" if that is not known."""
+    if not cpu_ms:
+        return ""
+    gpu = f", {gpu_ms:.2f} ms GPU" if gpu_ms else ""
+    share = 100 * (cpu_ms + gpu_ms) / target_ms
+    return f"this overlay: {cpu_ms:.2f} ms CPU{gpu}, {share:.0f} % of a frame"
+
+
+def _stacked_bars(frames: list[FrameSample], target: float) -> tuple[dict[str, _Heights], float]:
+    """Returns the heights in ms of each lane's bars, and the share of the graph that has frames.
+
+    Lanes are stacked: the tallest is drawn first, each next one over it.
+    """
     stacked = lanes(frames, target)
-    columns = np.array([s.number - frames[-1].number for s in frames]) + HISTORY - 1
+    numbers = np.fromiter((s.number for s in frames), np.int64, len(frames))
+    columns = numbers // _BAR_FRAMES - frames[-1].number // _BAR_FRAMES + _BARS - 1
     visible = columns >= 0
-    free_size = (visible.sum() * size.x / HISTORY, size.y * target / top)
-    widgets.rectangle(
-        corner.x + size.x - free_size[0],
-        corner.y + size.y - free_size[1],
-        *free_size,
-        palette.LANES["free"],
-    )
-    values = np.zeros(HISTORY, np.float32)
-    imgui.push_style_color(imgui.Col_.frame_bg.value, ImVec4(0, 0, 0, 0))
-    imgui.push_style_var(imgui.StyleVar_.frame_padding.value, ImVec2(0, 0))
-    imgui.push_style_var(imgui.StyleVar_.disabled_alpha.value, 1.0)
-    imgui.begin_disabled()  # a graph under the mouse would show a tooltip
     is_over = stacked[LANES.index("over")] > target
+    heights = {}
     for name in ("over", "other", "inference", "render"):
         tops = stacked[LANES.index(name)]
         # a frame in time has no "over", and its "other" is free
         tops = np.where(is_over, tops, 0.0) if name in ("over", "other") else tops
-        if tops.any():
-            values[:] = 0.0
-            values[columns[visible]] = tops[visible]
-            imgui.set_cursor_screen_pos(corner)
-            imgui.push_style_color(imgui.Col_.plot_histogram.value, ImVec4(*palette.LANES[name]))
-            imgui.plot_histogram(f"##{name}", values, 0, None, 0.0, top, size)
-            imgui.pop_style_color()
+        values = np.zeros(_BARS, np.float32)
+        np.maximum.at(values, columns[visible], tops[visible].astype(np.float32))
+        if values.any():
+            heights[name] = values
+    return heights, float(np.unique(columns[visible]).size / _BARS)
+
+
+def _draw_bars(heights: Mapping[str, _Heights], top: float, corner: ImVec2, size: ImVec2) -> None:
+    imgui.push_style_color(imgui.Col_.frame_bg.value, ImVec4(0, 0, 0, 0))
+    imgui.push_style_var(imgui.StyleVar_.frame_padding.value, ImVec2(0, 0))
+    imgui.push_style_var(imgui.StyleVar_.disabled_alpha.value, 1.0)
+    imgui.begin_disabled()  # a graph under the mouse would show a tooltip
+    for name, values in heights.items():
+        imgui.set_cursor_screen_pos(corner)
+        imgui.push_style_color(imgui.Col_.plot_histogram.value, ImVec4(*palette.LANES[name]))
+        imgui.plot_histogram(f"##{name}", values, 0, None, 0.0, top, size)
+        imgui.pop_style_color()
     imgui.end_disabled()
     imgui.pop_style_var(2)
     imgui.pop_style_color()
-
-
-def _mark(x: float, corner: ImVec2, width: float, reason: str) -> None:
-    """Draws a line at ``x`` and beside it the reason why that frame missed its target."""
-    length = imgui.calc_text_size(reason).x
-    text_x = x + 8 if x + 16 + length < corner.x + width else x - 8 - length
-    widgets.rectangle(round(x), corner.y, 1.0, imgui.get_text_line_height(), palette.BAD)
-    widgets.label(max(corner.x + 3, text_x), corner.y + 1, reason, palette.BAD)
 
 
 def _legend(frames: list[FrameSample], target: float) -> list[tuple[Colour, str]]:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from imgui_bundle import ImVec2, ImVec4, imgui
 
 from cml_engine.tools.panel import palette
 from cml_engine.tools.panel.palette import Colour
 
+#: the share of a shortened text that is its beginning
+_BEGIN = 0.4
 
+
+@lru_cache(256)
 def packed(colour: Colour) -> int:
     """Returns the colour as the 32-bit integer that imgui's draw lists take."""
-    return int(imgui.get_color_u32(ImVec4(*colour)))
+    return int(imgui.color_convert_float4_to_u32(ImVec4(*colour)))
+
+
+@lru_cache(256)
+def _vector(colour: Colour) -> ImVec4:
+    return ImVec4(*colour)
 
 
 def text(content: str, colour: Colour) -> None:
     """Draws a line of text in a colour at the cursor."""
-    imgui.text_colored(ImVec4(*colour), content)
+    imgui.text_colored(_vector(colour), content)
 
 
 def wrapped(parts: Iterable[tuple[str, Colour]], gap: float = 0.8) -> None:
@@ -38,17 +48,25 @@ def wrapped(parts: Iterable[tuple[str, Colour]], gap: float = 0.8) -> None:
 
 
 def shortened(content: str, width: float) -> str:
-    """Returns the text, or its beginning and "..." if it is wider than ``width`` points."""
+    """Returns the text, or its ends with "..." between them if it is wider than ``width`` points.
+
+    Names of one model often begin alike, so the larger part is the end.
+    """
     if imgui.calc_text_size(content).x <= width:
         return content
-    low, high = 0, len(content)
+
+    def without_middle(letters: int) -> str:
+        begin = int(_BEGIN * letters)
+        return f"{content[:begin].rstrip()}...{content[len(content) - letters + begin :].lstrip()}"
+
+    low, high = 0, len(content) - 1
     while low < high:
         middle = (low + high + 1) // 2
-        if imgui.calc_text_size(content[:middle] + "...").x <= width:
+        if imgui.calc_text_size(without_middle(middle)).x <= width:
             low = middle
         else:
             high = middle - 1
-    return content[:low].rstrip() + "..."
+    return without_middle(low)
 
 
 def rectangle(x: float, y: float, width: float, height: float, colour: Colour) -> None:
