@@ -25,7 +25,7 @@ PLACES = {
     "demo_game": "cml_engine/demo_game",
     "players/web": "cml_engine/cooked/players/web",
     "players/c": "cml_engine/cooked/players/c",
-    "examples/models": "cml_engine/example_models",
+    "examples": "cml_engine/examples",
 }
 _FROM = re.compile(r"^(\s*from )((?:scheduler|demo_game)\b[\w.]* import )", re.MULTILINE)
 _IMPORT = re.compile(r"^(\s*)(import (?:scheduler|demo_game))$", re.MULTILINE)

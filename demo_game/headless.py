@@ -79,7 +79,9 @@ class HeadlessRun:
         self.target = gpu.memory.create_texture(
             size=(quality.width, quality.height, 1),
             format=self.format,
-            usage=wgpu.TextureUsage.RENDER_ATTACHMENT | wgpu.TextureUsage.COPY_SRC,
+            usage=wgpu.TextureUsage.RENDER_ATTACHMENT
+            | wgpu.TextureUsage.COPY_SRC
+            | wgpu.TextureUsage.COPY_DST,
             owner="target",
         )
         self.view = self.target.create_view()

@@ -87,7 +87,8 @@ class GameWindow:
         self.context = canvas.get_context("wgpu")
         preferred = str(self.context.get_preferred_format(gpu.device.adapter))
         self.format = target_format(gpu, preferred)
-        self.context.configure(device=gpu.device, format=self.format)
+        usage = wgpu.TextureUsage.RENDER_ATTACHMENT | wgpu.TextureUsage.COPY_DST  # of the overlay
+        self.context.configure(device=gpu.device, format=self.format, usage=usage)
         self.game = Game(gpu, self.format, quality, settings)
         self.path = ScriptedFlight(settings.seed)
         self.free = FreeFlight(self.path.pose(0.0), settings.seed)

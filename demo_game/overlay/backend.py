@@ -7,6 +7,8 @@ them: on a software driver the overlay would otherwise take a quarter of a frame
 from __future__ import annotations
 
 import ctypes
+import math
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import wgpu
 from imgui_bundle import imgui
 
 import cml_engine as cml
+from cml_engine.tools.panel.palette import Colour
 from demo_game.render.binding import (
     COLOURS,
     SAMPLER,
@@ -28,22 +31,16 @@ from demo_game.render.binding import (
 )
 
 _SHADER = Path(__file__).with_name("overlay.hlsl")
-_PICTURE_SHADER = Path(__file__).with_name("picture.hlsl")
 _OWNER = "overlay"
 _OVER = {
     "color": {"src_factor": "src-alpha", "dst_factor": "one-minus-src-alpha", "operation": "add"},
     "alpha": {"src_factor": "one", "dst_factor": "one-minus-src-alpha", "operation": "add"},
 }
-#: how the finished picture is blended, whose colours are multiplied by their alphas
-_COPIED = {
-    channel: {"src_factor": "one", "dst_factor": "one-minus-src-alpha", "operation": "add"}
-    for channel in ("color", "alpha")
-}
 _CORNERS = vertices(
     imgui.VERTEX_SIZE, ("float32x2", 0, 0), ("float32x2", 8, 1), ("unorm8x4", 16, 2)
 )
-#: x, y, width and height in pixels
-Rectangle = tuple[int, int, int, int]
+#: x, y, width and height
+Rectangle = tuple[float, float, float, float]
 _INDEX_FORMAT = "uint16" if imgui.INDEX_SIZE == 2 else "uint32"
 #: the initial bytes of a buffer; it doubles when it is too small
 _FIRST_BYTES = 1 << 18
@@ -52,13 +49,15 @@ _FIRST_BYTES = 1 << 18
 class Backend:
     """Draws imgui's triangles with wgpu. imgui's context must be current whenever it is called.
 
-    ``target_format`` is the format of the views that :meth:`copy` is given, ``scale`` is pixels
-    per point. A GPU object is created only for a new glyph or size, or when there is more to draw
-    than ever before.
+    ``target_format`` is the format of the textures that :meth:`copy` is given, ``ground`` the
+    colour of windows, which imgui itself does not draw: filling them is half of the work on a
+    software driver, and clearing the picture costs little. ``scale`` is pixels per point. A GPU
+    object is created only for a new glyph or size, or when there is more to draw than ever before.
     """
 
-    def __init__(self, gpu: cml.Gpu, target_format: str, scale: float) -> None:
+    def __init__(self, gpu: cml.Gpu, target_format: str, ground: Colour, scale: float) -> None:
         self._gpu, self._format = gpu, target_format
+        self._ground = _linear(ground) if target_format.endswith("srgb") else ground
         stage = wgpu.ShaderStage
         self._layout = make_layout(
             gpu, (stage.VERTEX, UNIFORM), (stage.FRAGMENT, SAMPLER), (stage.FRAGMENT, COLOURS)
@@ -66,14 +65,9 @@ class Backend:
         defines = {"LINEAR": int(target_format.endswith("srgb"))}
         target = {"format": target_format, "blend": _OVER}
         self._pipeline = make_pipeline(gpu, _SHADER, defines, [self._layout], [_CORNERS], target)
-        self._copy_layout = make_layout(gpu, (stage.FRAGMENT, COLOURS))
-        copied = {"format": target_format, "blend": _COPIED}
-        self._copy_pipeline = make_pipeline(
-            gpu, _PICTURE_SHADER, {}, [self._copy_layout], [], copied
-        )
         self._picture: wgpu.GPUTexture | None = None
-        #: the parts of the picture that windows cover
-        self._rectangles: list[Rectangle] = []
+        #: x, y, width and height in pixels of the windows in the picture
+        self._rectangles: list[tuple[int, int, int, int]] = []
         # at whole scales every texel of a glyph meets a pixel, and filters only cost
         filtering = "nearest" if scale == round(scale) else "linear"
         self._sampler = gpu.device.create_sampler(mag_filter=filtering, min_filter=filtering)
@@ -93,22 +87,25 @@ class Backend:
         self,
         encoder: wgpu.GPUCommandEncoder,
         draw_data: imgui.ImDrawData,
+        windows: Iterable[Rectangle],
         timestamp_writes: Descriptor | None = None,
     ) -> None:
-        """Encodes one pass that draws imgui's ``draw_data`` into the overlay's picture."""
+        """Encodes one pass that draws imgui's ``draw_data`` into the overlay's picture.
+
+        ``windows`` are the places of the windows without a background, in points.
+        """
         for texture in draw_data.textures:
             if texture.status != imgui.ImTextureStatus.ok:
                 self._update_texture(texture)
         self._upload(draw_data)
-        before, is_new = self._rectangles, self._resize(draw_data)
-        self._rectangles = self._covered_rectangles(draw_data)
-        # the windows are opaque: where they have not moved, nothing shows of what was there
-        keeps = self._rectangles == before and not is_new
+        self._resize(draw_data)
+        places = [*windows, *self._popups(draw_data)]
+        self._rectangles = [r for place in places if (r := _pixels_of(place, draw_data))]
         target = {
             "view": self._picture_view,
-            "load_op": "load" if keeps else "clear",
+            "load_op": "clear",
             "store_op": "store",
-            "clear_value": (0.0, 0.0, 0.0, 0.0),
+            "clear_value": self._ground,
         }
         render = encoder.begin_render_pass(
             color_attachments=[target], timestamp_writes=timestamp_writes
@@ -120,20 +117,24 @@ class Backend:
     def copy(
         self,
         encoder: wgpu.GPUCommandEncoder,
-        target_view: wgpu.GPUTextureView,
+        target: wgpu.GPUTexture,
         timestamp_writes: Descriptor | None = None,
     ) -> None:
-        """Encodes one pass that copies the overlay's picture over the one in ``target_view``."""
-        target = {"view": target_view, "load_op": "load", "store_op": "store"}
-        render = encoder.begin_render_pass(
-            color_attachments=[target], timestamp_writes=timestamp_writes
-        )
-        render.set_pipeline(self._copy_pipeline)
-        render.set_bind_group(0, self._copy_group)
-        for rectangle in self._rectangles:
-            render.set_scissor_rect(*rectangle)
-            render.draw(3)
-        render.end()
+        """Encodes the copies of the windows in the overlay's picture to ``target``.
+
+        ``target`` needs the usage ``COPY_DST``. The timestamps are those of a pass behind them.
+        """
+        for x, y, width, height in self._rectangles:
+            encoder.copy_texture_to_texture(
+                {"texture": self._picture, "origin": (x, y, 0)},
+                {"texture": target, "origin": (x, y, 0)},
+                (width, height, 1),
+            )
+        if timestamp_writes is not None:
+            marker = {"view": self._picture_view, "load_op": "load", "store_op": "store"}
+            encoder.begin_render_pass(
+                color_attachments=[marker], timestamp_writes=timestamp_writes
+            ).end()
 
     def close(self) -> None:
         """Frees the buffers and textures."""
@@ -144,42 +145,29 @@ class Backend:
         for texture, _ in self._textures.values():
             texture.destroy()
 
-    def _resize(self, draw_data: imgui.ImDrawData) -> bool:
-        """Creates the overlay's picture if there is none of the screen's size.
-
-        Returns True if it is new.
-        """
+    def _resize(self, draw_data: imgui.ImDrawData) -> None:
+        """Creates the overlay's picture if there is none of the screen's size."""
         size = _pixels(draw_data)
-        if self._picture is not None and self._picture.size[:2] == size:
-            return False
         if self._picture is not None:
+            if self._picture.size[:2] == size:
+                return
             self._picture.destroy()
-        usage = wgpu.TextureUsage.RENDER_ATTACHMENT | wgpu.TextureUsage.TEXTURE_BINDING
+        usage = wgpu.TextureUsage.RENDER_ATTACHMENT | wgpu.TextureUsage.COPY_SRC
         self._picture = self._gpu.memory.create_texture(
             owner=_OWNER, label="overlay", size=(*size, 1), format=self._format, usage=usage
         )
         self._picture_view = self._picture.create_view()
-        self._copy_group = bind(self._gpu, self._copy_layout, self._picture_view)
-        return True
 
-    def _covered_rectangles(self, draw_data: imgui.ImDrawData) -> list[Rectangle]:
-        """Returns the parts of the screen that imgui's windows cover, without those in others."""
-        (width, height), scale = _pixels(draw_data), draw_data.framebuffer_scale.x
-        found: list[Rectangle] = []
+    def _popups(self, draw_data: imgui.ImDrawData) -> Iterator[Rectangle]:
+        """Yields the places of tooltips and of opened lists: the first rectangle that they draw."""
         first = 0
         for commands in draw_data.cmd_lists:
             count = commands.vtx_buffer.size()
-            places = self._corners.items(np.float32, first, count, imgui.VERTEX_SIZE)[:, :2]
+            if count >= 4 and commands._owner_name.startswith("##"):
+                corners = self._corners.items(np.float32, first, 4, imgui.VERTEX_SIZE)[:, :2]
+                (left, top), (right, bottom) = corners.min(axis=0), corners.max(axis=0)
+                yield float(left), float(top), float(right - left), float(bottom - top)
             first += count
-            if not count:
-                continue
-            left, top = np.floor(scale * places.min(axis=0)).clip(0, (width, height))
-            right, bottom = np.ceil(scale * places.max(axis=0)).clip(0, (width, height))
-            rectangle = int(left), int(top), int(right - left), int(bottom - top)
-            is_inside = any(_contains(other, rectangle) for other in found)
-            if rectangle[2] > 0 and rectangle[3] > 0 and not is_inside:
-                found.append(rectangle)
-        return found
 
     def _record(self, render: wgpu.GPURenderPassEncoder, draw_data: imgui.ImDrawData) -> None:
         (width, height), scale = _pixels(draw_data), draw_data.framebuffer_scale.x
@@ -269,12 +257,22 @@ def _pixels(draw_data: imgui.ImDrawData) -> tuple[int, int]:
     return max(1, round(size.x * scale)), max(1, round(size.y * scale))
 
 
-def _contains(outer: Rectangle, inner: Rectangle) -> bool:
-    return all(
-        outer[axis] <= inner[axis]
-        and inner[axis] + inner[axis + 2] <= outer[axis] + outer[axis + 2]
-        for axis in (0, 1)
+def _pixels_of(place: Rectangle, draw_data: imgui.ImDrawData) -> tuple[int, int, int, int] | None:
+    """Returns the pixels whose centres a rectangle of points covers; None if there are none."""
+    scale, (x, y, width, height) = draw_data.framebuffer_scale.x, place
+    screen_width, screen_height = _pixels(draw_data)
+    left, top = max(0, math.ceil(scale * x - 0.5)), max(0, math.ceil(scale * y - 0.5))
+    right = min(screen_width, math.ceil(scale * (x + width) - 0.5))
+    bottom = min(screen_height, math.ceil(scale * (y + height) - 0.5))
+    return (left, top, right - left, bottom - top) if right > left and bottom > top else None
+
+
+def _linear(colour: Colour) -> Colour:
+    """Returns a colour of sRGB in linear light, as a target that converts to sRGB takes it."""
+    red, green, blue = (
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]
     )
+    return red, green, blue, colour[3]
 
 
 class _Growing:

@@ -55,11 +55,12 @@ class Overlay:
     """Panels over the game's picture.
 
     They are drawn into a picture of their own, twelve times a second and after each input, and
-    every frame copies it. A frame that shows nothing new creates nothing on the GPU.
+    every frame copies its windows. A frame that shows nothing new creates nothing on the GPU.
 
     Parameters
     ----------
-    target_format : the format of the views that :meth:`draw` is given.
+    target_format : the format of the views that :meth:`draw` is given. Their textures need the
+        usage ``COPY_DST``.
     width, height : the size of the views in pixels.
     scale : pixels per point.
     panels : the titles of the panels that are open at start; None: as the panel decides.
@@ -80,10 +81,12 @@ class Overlay:
         imgui.set_current_context(self._imgui)
         imgui.get_io().set_ini_filename("")
         _load_font()
-        self._backend = Backend(game.gpu, target_format, scale)
+        self._backend = Backend(game.gpu, target_format, palette.GROUND, scale)
         self._scale = scale
         #: seconds since imgui's last frame, and the frames that follow at once
         self._waited_s, self._urgent_frames = 0.0, _SETTLING_FRAMES
+        #: True: imgui has triangles that are not in the picture yet
+        self._is_built = False
         self.resize(width, height)
         sessions, log = game.agents.sessions, game.log
         self.panel = Panel(game.scheduler, sessions, sections=(ControlsSection(game),), log=log)
@@ -152,27 +155,31 @@ class Overlay:
         *,
         timestamp_writes: Descriptor | None = None,
     ) -> None:
-        """Encodes a pass that draws the windows over ``target_view``.
+        """Encodes the copy of the windows over the texture of ``target_view``.
 
-        Where they change, another pass comes before.
-        ``dt_s`` is the time since the last frame. The player's changes are written to the game's
-        controls.
+        Where they change, a pass that draws them comes before. ``dt_s`` is the time since the last
+        frame. The player's changes are written to the game's controls.
         """
         start = time.perf_counter()
         imgui.set_current_context(self._imgui)
         self.panel.update()
         self._waited_s += dt_s
-        if self._urgent_frames or self._waited_s >= _EVERY_S:
-            begin, timestamp_writes = _split(timestamp_writes)
+        # what one frame lays out the next one draws, unless the player waits for it
+        is_drawn = self._is_built or self._urgent_frames > 0
+        if self._urgent_frames or (not self._is_built and self._waited_s >= _EVERY_S):
             self._build()
-            self._backend.draw(encoder, imgui.get_draw_data(), begin)
-        self._backend.copy(encoder, target_view, timestamp_writes)
+        if is_drawn:
+            self._is_built = False
+            begin, timestamp_writes = _split(timestamp_writes)
+            windows = self.rectangles.values()
+            self._backend.draw(encoder, imgui.get_draw_data(), windows, begin)
+        self._backend.copy(encoder, target_view.texture, timestamp_writes)
         self.panel.add_cpu_ms(1e3 * (time.perf_counter() - start))
 
     def _build(self) -> None:
         """Runs a frame of imgui, which lays out all windows and makes their triangles."""
         imgui.get_io().delta_time = max(self._waited_s, 1e-4)
-        self._waited_s = 0.0
+        self._waited_s, self._is_built = 0.0, True
         self._urgent_frames = max(0, self._urgent_frames - 1)
         imgui.new_frame()
         size, layout, controls = imgui.get_io().display_size, self._layout, self._game.controls
@@ -270,7 +277,7 @@ def _apply_style(compact: bool, font_size: float) -> None:
     chosen: dict[imgui.Col_, Colour] = {
         col.text: palette.TEXT,
         col.text_disabled: palette.DIM,
-        col.window_bg: palette.GROUND,
+        col.window_bg: palette.faded(palette.GROUND, 0.0),  # the backend's
         col.popup_bg: palette.TITLE,
         col.border: palette.FAINT,
         col.frame_bg: palette.RAISED,

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+import demo_game
 from examples.upscale import assets
 
 Array = NDArray[np.float32]
@@ -234,7 +235,7 @@ def renderings(folder: Path, held_out: bool) -> Iterator[Image.Image]:
     for seed, second, light in views(held_out):
         path = folder / f"world{seed}-{second}s-{light}.png"
         if not path.exists():
-            command = [sys.executable, "-m", "demo_game", "--headless", "--clock=virtual"]
+            command = [sys.executable, "-m", demo_game.__name__, "--headless", "--clock=virtual"]
             command += ["--frames=1", "--quality=low", "--size=960x540", f"--light={light}"]
             command += [f"--seed={seed}", f"--start={second}", f"--screenshot={path}"]
             subprocess.run(command, cwd=ROOT, check=True, stdout=sys.stderr)

@@ -137,7 +137,7 @@ def test_inputs_are_checked_with_names_and_shapes(abc, tmp_path, refused):
 
 @pytest.mark.parametrize("command", ["run MODEL", "quantize MODEL out", "validate MODEL"])
 def test_files_of_another_input_are_named_where_a_shape_is_open(command, tmp_path, refused):
-    example = bundled_folder("example_models", "examples/models") / "enlarge.onnx"
+    example = bundled_folder("examples", "examples") / "models" / "enlarge.onnx"
     command = command.replace("MODEL", str(example))
     np.save(tmp_path / "x.npy", np.zeros((8, 3, 16, 16), np.float32))
     (tmp_path / "x.png").write_bytes(b"a picture")

@@ -30,7 +30,7 @@ graph small(x) -> (y)
 PLACES = {
     "devices": "cml_engine.gpu.device.device_rows",
     "docs": "cml_engine.tools.cli.commands.installation.bundled_folder",
-    "example": "cml_engine.tools.cli.commands.installation.bundled_folder",
+    "example": "cml_engine.tools.example_programs.bundled_folder",
     "ops": "cml_engine.tools.report.operator_support.operator_table",
 }
 REPORT = "please report it"

@@ -83,6 +83,15 @@ def test_cited_pages_are_in_the_wheel(environment, tmp_path):
     assert output.startswith("# Ship it")
 
 
+@pytest.mark.gpu
+def test_an_example_of_the_pages_is_copied_and_runs(compiler_environment, tmp_path):
+    assert "plain_loop" in compiler_environment.run("cml", "example", "--list", cwd=tmp_path).stdout
+    compiler_environment.run("cml", "example", "plain_loop", cwd=tmp_path)
+    words = ("-m", "examples.plain_loop", "--frames", "60", "--screenshot", "frame.png")
+    compiler_environment.run("python", *words, cwd=tmp_path)
+    assert (tmp_path / "frame.png").is_file()
+
+
 def test_a_page_is_exported_from_the_wheel(compiler_environment, tmp_path):
     model = Path(__file__).parent / "hosts/twice.nnef"
     compiler_environment.run("cml", "export", model, "page", "--to", "web", cwd=tmp_path)

@@ -5,6 +5,7 @@ Short examples get stand-ins for a host's objects.
 
 import re
 import shutil
+import sys
 from itertools import cycle
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -127,8 +128,8 @@ def test_a_panel_is_mounted_in_three_lines(tmp_path, gpu, names, rng):
     imgui.get_io().set_ini_filename("")
     imgui.get_io().display_size = 800, 600
     imgui.get_io().backend_flags |= imgui.BackendFlags_.renderer_has_textures.value
-    exec(example(PAGE, "import Panel"), page)
-    (printed,) = (text for text in examples(PAGE) if "import Panel" in text)
+    exec(example(PAGE, "def frame_with_a_panel"), page)
+    (printed,) = (text for text in examples(PAGE) if "def frame_with_a_panel" in text)
     assert len(re.findall(r"# \d:", printed)) == 3
     for _ in range(30):
         page["frame_with_a_panel"]()
@@ -136,6 +137,55 @@ def test_a_panel_is_mounted_in_three_lines(tmp_path, gpu, names, rng):
     assert page["panel"].values("tone") == {"strength": 2.0}
     with pytest.raises(cml.InputError, match="no network 'upres'; it has tone"):
         page["panel"].values("upres")
+
+
+@pytest.fixture
+def canvases(monkeypatch):
+    """The canvases that a program opens: offscreen ones, whose loop draws sixty frames of each."""
+    from rendercanvas.offscreen import OffscreenRenderCanvas
+
+    opened = []
+
+    class Canvas(OffscreenRenderCanvas):
+        def __init__(self, **options):
+            super().__init__(**options)
+            opened.append(self)
+
+    def run():
+        for canvas in opened:
+            for _ in range(60):
+                canvas.pixels = np.asarray(canvas.draw())
+
+    module = SimpleNamespace(RenderCanvas=Canvas, loop=SimpleNamespace(run=run))
+    monkeypatch.setitem(sys.modules, "rendercanvas.auto", module)
+    return opened
+
+
+@pytest.mark.parametrize("host", ["import RenderCanvas", "import pygfx"])
+def test_a_panel_is_drawn_by_a_whole_program(host, example_files, canvases):
+    pytest.importorskip("imgui_bundle")
+    texts = [text for text in examples(PAGE) if "import Panel" in text and host in text]
+    program = next(text for text in texts if ("pygfx" in text) == ("pygfx" in host))
+    if "pygfx" in host:
+        pytest.importorskip("pygfx")
+    page = {}
+    exec(compile(program, PAGE, "exec"), page)
+    assert is_panel(canvases[0].pixels) and page["panel"].log.operators
+    assert page["panel"].log.last_report.frame > 50
+
+
+def test_a_panel_is_drawn_without_a_window(example_files):
+    pytest.importorskip("imgui_bundle")
+    exec(example(PAGE, "ImguiWgpuBackend"), {})
+    with Image.open("panel.png") as picture:
+        assert is_panel(np.asarray(picture))
+
+
+def is_panel(pixels):
+    """Returns True if a picture of 800x600 has a panel with texts at its left and nothing below."""
+    top, bottom = pixels[:200, :600, :3], pixels[500:, :, :3]
+    assert pixels.shape == (600, 800, 4)
+    return (top > 180).any(axis=2).sum() > 500 and np.ptp(bottom) < 20
 
 
 def test_the_page_of_textures_runs(tmp_path, gpu, names, rng):

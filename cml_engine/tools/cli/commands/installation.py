@@ -15,15 +15,31 @@ from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.data_folders import bundled_folder
 from cml_engine.io.output_folder import check_new_file
 from cml_engine.tools.cli.options import command, flag, option
+from cml_engine.tools.example_programs import (
+    example_programs,
+    is_runnable,
+    network_files,
+    program_files,
+)
 
 GROUP = "This installation"
-#: the longest line in the list of pages
+#: the longest line in the lists of pages and of examples
 _WIDTH = 100
+#: the name of the example network among the example programs
+_NETWORK = "network"
 
 
 @command(
     GROUP,
-    "cml example first",
+    "cml example plain_loop",
+    option(
+        "output",
+        "name",
+        nargs="?",
+        default=_NETWORK,
+        metavar="NAME",
+        help="a program of --list; without it the example network and a picture for it",
+    ),
     option(
         "output",
         "folder",
@@ -32,17 +48,34 @@ _WIDTH = 100
         metavar="FOLDER",
         help="the current one if left out",
     ),
+    flag("output", "--list", "list the example programs instead"),
     "overwrite",
 )
 def example(a: Namespace) -> None:
-    """Copy the example network, which enlarges pictures, and a picture for it into a folder."""
-    files = sorted(bundled_folder("example_models", "examples/models").iterdir())
-    copies = {file: Path(a.folder) / file.name for file in files}
-    for copy in copies.values():
-        check_new_file(copy, a.overwrite)
-    for file, copy in copies.items():
-        write_atomically(copy, file.read_bytes())
-        print(copy)
+    """Copy the example network, or a program of the documentation, into a folder."""
+    if a.list:
+        rows = {_NETWORK: "a network that doubles pictures, and a picture"} | example_programs()
+        for name, text in rows.items():
+            print(f"{name:18s} {shorten(text, _WIDTH - 19, placeholder=' …')}")
+        return
+    is_network = a.name == _NETWORK
+    files = {f.name: f for f in network_files()} if is_network else program_files(a.name)
+    data = {Path(a.folder) / place: file.read_bytes() for place, file in files.items()}
+    # programs share modules, so a copy of another program may be there already
+    new = {
+        path: content
+        for path, content in data.items()
+        if is_network or not (path.is_file() and path.read_bytes() == content)
+    }
+    for path in new:
+        check_new_file(path, a.overwrite)
+    for path, content in new.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
+        print(path)
+    if not is_network and is_runnable(a.name):
+        place = "" if a.folder == "." else f" in '{a.folder}'"
+        print(f"run it{place}: python -m examples.{a.name} --help")
 
 
 @command(GROUP, "cml devices", "json")
