@@ -101,5 +101,6 @@ class ControlsSection(PanelSection):
             imgui.same_line()
             drawing.text("recording", palette.BAD)
         if controls.trace_path is not None:
-            drawing.text(f"last: {controls.trace_path.name}", palette.DIM)
-            imgui.set_item_tooltip(str(controls.trace_path))
+            path, width = controls.trace_path, imgui.get_content_region_avail().x
+            drawing.text(drawing.shortened(f"last: {path}", width), palette.DIM)
+            imgui.set_item_tooltip(str(path.absolute()))

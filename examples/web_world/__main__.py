@@ -13,9 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
 
+import cml_engine as cml
 from cml_engine.cooked import cook
 from cml_engine.io.atomic_write import write_atomically
-from cml_engine.io.data_folders import bundled_folder
 from demo_game.chain import READ, READS_TILE, Chain, load_chain
 from demo_game.world.tile import TileId
 from examples.command import run_command
@@ -25,7 +25,8 @@ _SHOWN = {"heights": "upres", "albedo": "texture", "density": "population"}
 #: the same for the integer world, where upres outputs only an offset to the land
 _EXACT_SHOWN = {**_SHOWN, "heights": "ground"}
 _HERE = Path(__file__).parent
-_PLAYER = bundled_folder("cooked/players/web", "players/web")
+_INSTALLED = Path(cml.__file__).parent / "cooked/players/web"
+_PLAYER = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).parents[2] / "players/web"
 
 
 def write_world(folder: Path, profiles: Sequence[str] = ("discrete", "portable")) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from cml_engine.errors import arguments as ranges
 from cml_engine.tools import cli
 from cml_engine.tools.cli.main import parser
 from tests.fixtures.models import write_model
+from tests.fixtures.pages import ROOT
 
 SMALL = """version 1.0;
 graph small(x) -> (y)
@@ -196,6 +198,17 @@ def test_output_that_cannot_be_encoded_is_escaped(model, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdout", stdout)
     assert cli.main(["run", str(model), *files]) == 0
     assert b"gr\\xf6\\xdfe.npy" in stdout.buffer.getvalue() and (tmp_path / "größe.npy").is_file()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="paths have no bytes of their own")
+@pytest.mark.parametrize("name", ["größe.onnx", "日本.onnx"])
+def test_a_path_keeps_its_bytes_in_a_locale_without_utf8(name, tmp_path):
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for words in (["info", name], ["example", "network", name]):
+        command = [sys.executable, "-m", "cml_engine", *words]
+        env = {**os.environ, "PYTHONPATH": str(ROOT), **plain}
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, check=False)
+        assert name.encode() in done.stdout + done.stderr
 
 
 def test_a_missing_plot_library_is_named_before_the_simulation(model, monkeypatch, refused):

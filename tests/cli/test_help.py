@@ -156,6 +156,7 @@ def test_docs_lists_all_pages(run_cml):
     assert [line.split()[0] for line in lines] == list(PAGES)
     assert {path.stem for path in (ROOT / "docs").glob("*.md")} == {*PAGES, "index"}
     assert all(18 < len(line) <= 100 for line in lines)
+    assert run_cml("docs index").out.splitlines() == lines
 
 
 @pytest.mark.parametrize("given", ["frame_budget", "frame_budget.md", "docs/frame_budget.md"])
@@ -172,7 +173,8 @@ def test_a_page_opens(monkeypatch, run_cml):
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     run_cml("docs faster --open")
-    assert opened == [PAGES["faster"].as_uri()]
+    run_cml("docs index --open")
+    assert opened == [PAGES["faster"].as_uri(), (ROOT / "docs/index.md").as_uri()]
 
 
 def messages():

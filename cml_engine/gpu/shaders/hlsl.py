@@ -20,7 +20,12 @@ from cml_engine.compiler.plan import KernelCode, Plan, Step, variant_words
 from cml_engine.errors import InputError, OperatorError, ShaderCompileError
 from cml_engine.gpu.shaders import compilers, prints
 from cml_engine.gpu.shaders.cache import Code, cached
-from cml_engine.gpu.shaders.includes import digest_of, read_source, with_includes
+from cml_engine.gpu.shaders.includes import (
+    digest_of,
+    read_source,
+    with_includes,
+    with_missing_includes,
+)
 from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.ir.layout import PACKED_TYPES
 from cml_engine.ops.declaration.spec import WGSL_ONLY
@@ -400,7 +405,7 @@ def _compile(key: ShaderKey, target: str) -> bytes:
     try:
         return compilers.compile(request)
     except compilers.CompilerError as error:
-        diagnostics = prints.explained(str(error))
+        diagnostics = prints.explained(with_missing_includes(str(error)))
         raise ShaderCompileError(f"kernel '{key.label}' does not compile:\n{diagnostics}") from None
 
 
@@ -499,7 +504,8 @@ def compile_stage(path: Path, stage: str, entry: str, defines: Mapping[str, int 
         try:
             code = compilers.compile(compilers.Request(text, path, "spirv", stage, entry))
         except compilers.CompilerError as error:
-            raise ShaderCompileError(f"{label} does not compile:\n{error}") from None
+            diagnostics = with_missing_includes(str(error))
+            raise ShaderCompileError(f"{label} does not compile:\n{diagnostics}") from None
         if is_misread(code):
             raise ShaderCompileError(
                 f"{label} has a loop with `continue` or `return`, which the driver's "

@@ -17,6 +17,7 @@ from cml_engine.ops.kernel_files import KERNEL_FOLDER
 _INCLUDE = re.compile(
     r'^[ \t]*(?:/\*.*?\*/[ \t]*)?#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE
 )
+_UNDEFINED = re.compile(r"undefined identifier '(\w+)'")
 _INCLUDE_LINE = re.compile(_INCLUDE.pattern + r".*$", re.MULTILINE)
 
 
@@ -53,6 +54,26 @@ def _collect(source: str, including: Path, folder: Path, texts: dict[Path, str])
 def _find(name: str, *folders: Path) -> Path | None:
     candidates = (folder / name for folder in (*folders, KERNEL_FOLDER / "include"))
     return next((file.resolve() for file in candidates if file.is_file()), None)
+
+
+def with_missing_includes(diagnostics: str) -> str:
+    """Returns a compiler's diagnostics, with the includes that define what it does not know."""
+    names = dict.fromkeys(_UNDEFINED.findall(diagnostics))
+    lines = [diagnostics]
+    for name in names:
+        file = next((f for f in _engine_includes() if _defines(name, read_source(f))), None)
+        if file is not None:
+            lines.append(f"{name} is in the engine's '{file.name}': #include \"{file.name}\"")
+    return "\n".join(lines)
+
+
+def _defines(name: str, text: str) -> bool:
+    pattern = rf"^(?:\w+[ \t]+{name}\s*\([^;]*?\)\s*\{{|#define[ \t]+{name}\b)"
+    return re.search(pattern, text, re.MULTILINE) is not None
+
+
+def _engine_includes() -> list[Path]:
+    return sorted((KERNEL_FOLDER / "include").glob("*.hlsli"))
 
 
 def digest_of(source: str, folder: Path) -> str:

@@ -12,11 +12,15 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import sys
 import threading
 import weakref
 from collections.abc import Sequence
 from typing import IO
+
+#: the line that ends the frame around a source line in a diagnostic
+_FRAME_END = re.compile(r"^[ \t]*--'[ \t]*\n?", re.MULTILINE)
 
 
 class SlangError(Exception):
@@ -54,7 +58,7 @@ class Slang:
         failed = failed or self._lib.spCompile(request) < 0
         if failed:
             diagnostics = self._lib.spGetDiagnosticOutput(request) or b""
-            raise SlangError(diagnostics.decode(errors="replace").strip())
+            raise SlangError(_FRAME_END.sub("", diagnostics.decode(errors="replace")).strip())
         size = ctypes.c_size_t()
         code = self._lib.spGetCompileRequestCode(request, ctypes.byref(size))
         count = self._lib.spGetDependencyFileCount(request)

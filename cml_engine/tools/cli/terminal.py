@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import logging
@@ -41,6 +42,29 @@ def print_error(text: str) -> None:
         print(f"cml: {text}".translate(_CONTROLS), file=sys.stderr, flush=True)
 
 
+def print_any_path() -> None:
+    """Makes standard output and error accept every path, whatever their encoding is.
+
+    In a locale without UTF-8 Python keeps the bytes of a name that it cannot decode, and here they
+    are written as they are. Other letters that the encoding lacks are escaped.
+    """
+    codecs.register_error("cml-path", _encode_path)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="cml-path")
+
+
+def _encode_path(error: UnicodeError) -> tuple[bytes, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    letters = error.object[error.start : error.end]
+    undecoded = range(0xDC80, 0xDD00)  # bytes, as the handler "surrogateescape" stores them
+    parts = (
+        bytes([ord(c) - 0xDC00]) if ord(c) in undecoded else c.encode("ascii", "backslashreplace")
+        for c in letters
+    )
+    return b"".join(parts), error.end
+
+
 class _Escaped:
     """A text stream that passes text on to another stream, with control characters escaped."""
 
@@ -60,8 +84,7 @@ def exit_code(command: Callable[[], int]) -> int:
     The code is 2 for errors that the caller can correct, 1 for internal errors, and 130 after an
     interrupt. Prints the error. Never raises, except for internal errors if ``CML_DEBUG`` is set.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe's encoding may lack letters of a path
-        sys.stdout.reconfigure(errors="backslashreplace")
+    print_any_path()
     stdout = cast(TextIO, _Escaped(sys.stdout))
     try:
         try:

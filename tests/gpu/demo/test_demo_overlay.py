@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ pytest.importorskip("imgui_bundle")
 from imgui_bundle import imgui
 
 from cml_engine import FrameReport, FrameScheduler
-from cml_engine.tools.panel import FrameLog, FrameSample, palette
+from cml_engine.tools.panel import FrameLog, FrameSample, drawing, palette
 from cml_engine.tools.panel.drawing import SECTIONS
 from cml_engine.tools.panel.drawing import widgets as drawn_widgets
 from cml_engine.tools.panel.drawing.ranking import details
@@ -399,6 +400,7 @@ def said(monkeypatch) -> dict[str, tuple]:
         original(content, colour)
 
     monkeypatch.setattr(drawn_widgets, "text", text)
+    monkeypatch.setattr(drawing, "text", text)  # for sections of a game's own
     return texts
 
 
@@ -440,23 +442,36 @@ def test_the_overlay_draws_little_and_shows_what_it_takes(show, full, said):
     assert " ms CPU" in lines[0] and "% of a frame" in lines[0]
 
 
+@pytest.mark.parametrize("size", [(640, 360), (1920, 1080)])
+def test_the_last_trace_is_named_with_its_folder(gpu, full, said, misfits, size):
+    full.controls.trace_path = Path("out/demo-20260101-120000.trace.json")
+    Screen(gpu, full, *size, panels=("controls",)).frames(4)
+    (text,) = (text for text in said if text.startswith("last: "))
+    assert text.startswith("last: out/demo") and text.endswith(".trace.json") and misfits == []
+
+
 def test_a_tooltip_over_the_game_is_drawn_and_removed(show, widgets):
     screen = show(1280, 720)
 
     def drawn():
         return (screen.pixels() != _BACKGROUND).any(axis=2)
 
+    def windows():
+        mask = np.zeros((720, 1280), bool)
+        for x, y, width, height in screen.overlay.rectangles.values():
+            mask[round(y) : round(y + height), round(x) : round(x + width)] = True
+        return mask
+
     screen.frames(8)
-    before = drawn()
     x, y = widgets[f"##{screen.ranking.lines[1].row.key}"]
     for _ in turns():  # a tooltip waits until the mouse has rested
         screen.event("pointer_move", x=x, y=y)
         screen.frames()
-        if (drawn() & ~before).sum() > 1000:
+        if (drawn() & ~windows()).sum() > 1000:
             break
     screen.event("pointer_move", x=640.0, y=700.0)
     screen.frames(4)
-    assert (drawn() == before).all()
+    assert (drawn() == windows()).all()
 
 
 def test_the_reason_of_a_late_frame_is_a_line_of_its_own(show, said):

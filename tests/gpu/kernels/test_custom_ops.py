@@ -198,6 +198,25 @@ void kernel(uint thread) {
         session_of(gpu)
 
 
+@pytest.mark.parametrize(
+    "call, file",
+    [
+        ("cml_sin(x[i])", "pointwise.hlsli"),
+        ("cml_pow(x[i], 2.0)", "pointwise.hlsli"),
+        ("float(cml_divide(i, 3u, 1u))", "divide.hlsli"),
+        ("cml_nowhere(x[i])", ""),
+    ],
+)
+def test_a_function_without_its_include_names_the_file(call, file, gpu):
+    declare(f"void kernel(uint i) {{ y[i] = {call}; }}")
+    with pytest.raises(ShaderCompileError) as refused:
+        session_of(gpu)
+    message = str(refused.value)
+    assert "undefined identifier 'cml_" in message
+    assert [*re.findall(r'#include "(\S+)"', message)] == ([file] if file else [])
+    assert not re.search(r"^\s*--'", message, re.MULTILINE)
+
+
 @pytest.mark.parametrize("kernel", [
     cml.Kernel(source="void kernel(uint thread) { y[thread] = 0; x[thread] = 1; }"),
     cml.Kernel(source="void kernel(uint i) { x[i] += 1; y[i] = x[i]; }", in_place="x"),

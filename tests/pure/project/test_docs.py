@@ -37,6 +37,17 @@ def test_every_example_is_python(document):
         compile(text, str(document), "exec")
 
 
+def test_the_flags_of_a_browser_are_those_of_our_tests():
+    page = (ROOT / "docs/ship_it.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^chromium .*?```", page, re.MULTILINE | re.DOTALL)
+    given = set(re.findall(r"--[\w-]+(?:=\w+)?", command))
+    tested = (ROOT / "tests/players/web/browser.js").read_text(encoding="utf-8")
+    flags = set(re.findall(r'"(--[\w-]+(?:=\w+)?)"', tested))
+    assert given <= flags and len(given) == 8
+    graphics = {f for f in flags if re.search("gpu|vulkan|angle", f, re.IGNORECASE)}
+    assert graphics <= given
+
+
 def test_readme_names_commands_that_exist(capsys):
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     for command in re.findall(r"^cml (\w+)", text, re.MULTILINE):

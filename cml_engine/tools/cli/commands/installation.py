@@ -131,18 +131,19 @@ def ops(a: Namespace) -> None:
         "page",
         nargs="?",
         metavar="PAGE",
-        help="the page to print; a list of all if left out",
+        help="the page to print; a list of all if left out, or for 'index'",
     ),
     flag("output", "--open", "open the page's file instead"),
 )
 def docs(a: Namespace) -> None:
     """Print a page of the documentation, or list the pages."""
     pages = documentation_pages()
-    if a.page is None:
+    if a.page is None or (Path(a.page).stem == "index" and not a.open):
         for name, path in pages.items():
             print(f"{name:18s} {shorten(_summary(path), _WIDTH - 19, placeholder=' …')}")
         return
     name = Path(a.page).stem
+    pages = {"index": bundled_folder("docs", "docs") / "index.md", **pages}
     check_known_names((name,), pages, "there is no page", "cml docs")
     if a.open:
         print(pages[name])

@@ -98,7 +98,7 @@ class FramePanel(PanelSection):
             widgets.text("no frame measured yet", palette.DIM)
             return
         widgets.swatches(self._legend)
-        self._numbers(target, layout.compact)
+        self._numbers(target)
 
     def _update_bars(self, frames: list[FrameSample], target: float) -> None:
         self._bars, self._filled = {}, 0.0
@@ -129,7 +129,7 @@ class FramePanel(PanelSection):
                 x = round(corner.x + width * (1 - behind))
                 widgets.rectangle(x - 2, corner.y, 4.0, 4.0, palette.TEXT)
 
-    def _numbers(self, target: float, compact: bool) -> None:
+    def _numbers(self, target: float) -> None:
         numbers = self._summary
         colour = palette.BAD if numbers.over else palette.GOOD
         widgets.wrapped(
@@ -141,8 +141,8 @@ class FramePanel(PanelSection):
             ]
         )
         widgets.wrapped([(_late_frame(self._overrun), palette.TEXT)])
-        if self._cost and not compact:
-            widgets.text(self._cost, palette.DIM)
+        if self._cost:
+            widgets.wrapped([(self._cost, palette.DIM)])
 
 
 def _late_frame(frame: FrameSample | None) -> str:
