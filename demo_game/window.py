@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +20,7 @@ from demo_game.render.binding import Descriptor
 from demo_game.render.quality import Quality
 from demo_game.render.targets import target_format
 from demo_game.reporting.report import bytes_by_owner
+from demo_game.x11 import call_if_destroyed
 
 OUT = Path("out")
 #: a minute of frames; a longer trace is cut there
@@ -98,6 +101,7 @@ class GameWindow:
         self._size = canvas.get_physical_size()
         scale = canvas.get_pixel_ratio()
         self.overlay = Overlay(self.game, self.format, *self._size, scale=scale, panels=panels)
+        call_if_destroyed(canvas, self.context, self._end)
         #: called at the end of every frame: tests drive the window by it
         self.on_frame: Callable[[], None] = lambda: None
         self.failed: Exception | None = None
@@ -204,6 +208,16 @@ class GameWindow:
         (self.free.keys.add if down else self.free.keys.discard)(name)
         if down and name in ("W", "A", "S", "D"):
             self.game.controls.scripted = False
+
+    def _end(self) -> None:
+        """Ends the process with a message, after another program has destroyed the window.
+
+        Nothing is freed: glfw and wgpu would use the window, and fail.
+        """
+        self.tracing.stop()
+        sys.stderr.write("error: another program has closed the window\n")
+        sys.stderr.flush()
+        os._exit(1)
 
     def close(self) -> None:
         """Writes a trace that is being recorded, and closes the overlay and the game."""

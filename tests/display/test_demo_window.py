@@ -7,10 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.fixtures.frames.turns import turns
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -72,3 +75,51 @@ def test_a_player_uses_the_window_and_closes_it(display: str, tmp_path: Path) ->
         assert 0 < report["told_ms"]["p50"] <= 1.1 * report["frame_ms"]["p50"]
     trace = json.loads((tmp_path / report["trace"]).read_text())
     assert any(e["ph"] == "X" for e in trace["traceEvents"])
+
+
+DESTROY = """
+import ctypes, sys
+X = ctypes.CDLL("libX11.so.6")
+X.XOpenDisplay.restype = ctypes.c_void_p
+X.XDefaultRootWindow.restype = ctypes.c_ulong
+display = ctypes.c_void_p(X.XOpenDisplay(None))
+one, windows, count = ctypes.c_ulong(), ctypes.POINTER(ctypes.c_ulong)(), ctypes.c_uint()
+root = ctypes.c_ulong(X.XDefaultRootWindow(display))
+pointers = map(ctypes.byref, (one, one, windows, count))
+X.XQueryTree(display, root, *pointers)
+title = ctypes.c_char_p()
+for window in map(ctypes.c_ulong, windows[: count.value]):
+    X.XFetchName(display, window, ctypes.byref(title))
+    if b"CML demo" in (title.value or b""):
+        X.XDestroyWindow(display, window)
+        X.XSync(display, 0)
+        sys.exit(0)
+sys.exit(1)
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0, 5])
+def test_a_window_that_another_program_destroys_ends_in_one_line(
+    display: str, tmp_path: Path, seconds: float
+) -> None:
+    env = {**os.environ, "DISPLAY": display, "PYTHONPATH": str(ROOT)}
+    env.pop("WAYLAND_DISPLAY", None)
+    command = [sys.executable, "-m", "demo_game", "--size", "320x180", "--seconds", "240"]
+    pipe = subprocess.PIPE
+    demo = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=pipe, stderr=pipe, text=True)
+    try:
+        time.sleep(seconds)
+        for _ in turns():
+            done = subprocess.run([sys.executable, "-c", DESTROY], env=env, check=False)
+            if done.returncode == 0:
+                break
+            time.sleep(0.5)
+        _, errors = demo.communicate(timeout=60)
+    finally:
+        demo.kill()
+    assert demo.returncode == 1
+    said = [line for line in errors.splitlines() if not line.startswith("[demo]")]
+    assert said[-1] == "error: another program has closed the window"
+    assert "panicked" not in errors and "Traceback" not in errors
