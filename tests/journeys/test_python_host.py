@@ -45,3 +45,9 @@ def test_a_cooked_file_runs_in_frames_without_the_compiler(environment, cooked, 
     assert output == "done (1, 3, 32, 32) 4.0\n"
     missing = environment.run("python", "-c", "import slangpy", cwd=tmp_path, check=False)
     assert missing.returncode == 1
+
+
+@pytest.mark.gpu
+def test_a_game_builds_validates_and_reloads_an_operator_of_its_own(compiler_environment, tmp_path):
+    output = compiler_environment.run("python", HOSTS / "own_operator.py", cwd=tmp_path).stdout
+    assert output.split() == ["True", "3.0", "5.0", "14.0"]
