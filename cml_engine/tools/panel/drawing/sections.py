@@ -154,12 +154,15 @@ def _late_frame(frame: FrameSample | None) -> str:
 
 
 def _own_cost(cpu_ms: float, gpu_ms: float, target_ms: float) -> str:
-    """Returns a text with the time that the panel itself takes; "" if that is not known."""
+    """Returns a text with the time that the panel takes, and its share of a frame.
+
+    It is "" if that is not known.
+    """
     if not cpu_ms:
         return ""
-    gpu = f", {gpu_ms:.2f} ms GPU" if gpu_ms else ""
+    gpu = f", {gpu_ms:.2f} GPU" if gpu_ms else ""
     share = 100 * (cpu_ms + gpu_ms) / target_ms
-    return f"this overlay: {cpu_ms:.2f} ms CPU{gpu}, {share:.0f} % of a frame"
+    return f"this overlay: {cpu_ms:.2f} ms CPU{gpu}, {share:.0f} %"
 
 
 def _stacked_bars(frames: list[FrameSample], target: float) -> tuple[dict[str, _Heights], float]:
