@@ -35,11 +35,12 @@ def call_if_destroyed(canvas: Any, context: Any, end: Callable[[], None]) -> Non
 
     ``end`` must not return. ``context`` is the canvas's context of wgpu.
     """
-    if glfw.get_platform() != glfw.PLATFORM_X11:
+    handle_of_glfw = getattr(canvas, "_window", None)  # other canvases have none
+    if handle_of_glfw is None or glfw.get_platform() != glfw.PLATFORM_X11:
         return
     library = ctypes.CDLL("libX11.so.6")  # glfw has loaded it
     display = ctypes.c_void_p(glfw.get_x11_display())  # type: ignore[no-untyped-call]
-    window = ctypes.c_ulong(glfw.get_x11_window(canvas._window))
+    window = ctypes.c_ulong(glfw.get_x11_window(handle_of_glfw))
     library.XSetErrorHandler.restype = _HANDLER
 
     def handle(display: int, error: Any) -> int:

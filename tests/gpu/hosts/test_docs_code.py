@@ -139,9 +139,16 @@ def test_a_panel_is_mounted_in_three_lines(tmp_path, gpu, names, rng):
         page["panel"].values("upres")
 
 
+#: until the panel has found its size, and its numbers have been computed
+_FRAMES = 8
+
+
 @pytest.fixture
 def canvases(monkeypatch):
-    """The canvases that a program opens: offscreen ones, whose loop draws sixty frames of each."""
+    """The canvases that a program opens: offscreen ones, whose loop draws some frames of each.
+
+    On a software driver pygfx takes a second for a frame.
+    """
     from rendercanvas.offscreen import OffscreenRenderCanvas
 
     opened = []
@@ -153,7 +160,7 @@ def canvases(monkeypatch):
 
     def run():
         for canvas in opened:
-            for _ in range(60):
+            for _ in range(_FRAMES):
                 canvas.pixels = np.asarray(canvas.draw())
 
     module = SimpleNamespace(RenderCanvas=Canvas, loop=SimpleNamespace(run=run))
@@ -171,7 +178,7 @@ def test_a_panel_is_drawn_by_a_whole_program(host, example_files, canvases):
     page = {}
     exec(compile(program, PAGE, "exec"), page)
     assert is_panel(canvases[0].pixels) and page["panel"].log.operators
-    assert page["panel"].log.last_report.frame > 50
+    assert page["panel"].log.last_report.frame >= _FRAMES - 2
 
 
 def test_a_panel_is_drawn_without_a_window(example_files):
