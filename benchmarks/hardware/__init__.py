@@ -1,0 +1,1 @@
+"""Judges the kernels of hardware by the vendors' compilers, without a card."""

@@ -1,0 +1,142 @@
+"""Compiles the kernels of networks' plans with the vendors' compilers, and models their time.
+
+No card is needed: AMD's compiler is Mesa's RADV on null hardware, NVIDIA's is ptxas. What is
+printed is compiled and modelled, not run; docs/design/performance.md states the assumptions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import cml_engine as cml
+from benchmarks import command
+from benchmarks.hardware import nvidia
+from benchmarks.hardware.capture import NagaCapture
+from benchmarks.hardware.model import CARDS, Card
+from benchmarks.hardware.networks import (
+    Compiler,
+    NetworkEstimate,
+    estimate_network,
+    markdown,
+    plan_for,
+    record,
+)
+from benchmarks.hardware.radv import Radv, RadvError
+from benchmarks.models import load_network
+from cml_engine.gpu.shaders.hlsl import ShaderKey, compile_spirv
+
+_ERRORS = (RadvError, cml.CmlError)
+_CARDS = ("RX 6800", "RX Vega 64")
+
+
+def compilers_of(cards: Sequence[Card], codes: Sequence[str]) -> list[tuple[Card, str, Compiler]]:
+    """Returns a compiler for each card and way of the code: ``slang`` is Slang's SPIR-V as a Vulkan
+    host takes it, ``naga`` that of wgpu. NVIDIA's compiler takes Slang's CUDA."""
+    capture = NagaCapture() if "naga" in codes else None
+    found: list[tuple[Card, str, Compiler]] = []
+    for card in cards:
+        if card.family.startswith("sm_"):
+            family = card.family
+            found.append((card, "cuda", lambda key, f=family: nvidia.compile_kernel(key, f)))  # type: ignore[misc]
+            continue
+        if "slang" in codes:
+            found.append((card, "slang", _slang(Radv(card.family))))
+        if capture is not None:
+            found.append((card, "naga", _naga(Radv(card.family, robust=True), capture)))
+    return found
+
+
+def _slang(radv: Radv) -> Compiler:
+    return lambda key: radv.compile(compile_spirv(key))
+
+
+def _naga(radv: Radv, capture: NagaCapture) -> Compiler:
+    codes: dict[ShaderKey, bytes] = {}
+
+    def compile(key: ShaderKey) -> Any:
+        if key not in codes:
+            codes[key] = capture.spirv(key)
+        return radv.compile(codes[key])
+
+    return compile
+
+
+def title(network: NetworkEstimate, profile: str, code: str) -> str:
+    """Returns the line above a network's table."""
+    kinds = ", ".join(
+        f"{kind} {count:.2f}" for kind, count in network.per_product.items() if count >= 0.005
+    )
+    return (
+        f"{network.model} for {profile} on {network.card.name} ({network.card.family}, {code}): "
+        f"{1e3 * network.seconds:.3f} ms modelled, roofline {1e3 * network.roof:.3f} ms; products "
+        f"at {network.product_peak:.0%} of the peak, instructions per product: {kinds}"
+    )
+
+
+def compared(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """Returns a line of a network's numbers in two reports."""
+
+    def total(report: dict[str, Any]) -> float:
+        return float(sum(report["per_product"].values()))
+
+    return (
+        f"  before: {old['ms']:.3f} → {new['ms']:.3f} ms ({new['ms'] / old['ms']:.2f}), "
+        f"instructions per product {total(old):.2f} → {total(new):.2f}, "
+        f"products at {old['product_peak']:.0%} → {new['product_peak']:.0%} of the peak"
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = command.make_parser("python -m benchmarks.hardware", __doc__, "hardware", "all")
+    parser.add_argument("--cards", nargs="+", choices=CARDS, default=list(_CARDS))
+    parser.add_argument("--profiles", nargs="+", choices=["discrete", "portable"],
+                        default=["discrete"])  # fmt: skip
+    parser.add_argument("--code", nargs="+", choices=["slang", "naga"], default=["slang"],
+                        help="whose SPIR-V AMD's compiler reads")  # fmt: skip
+    parser.add_argument("--least", type=float, default=0.02, help="the least share that is shown")
+    parser.add_argument("--against", type=Path, help="the JSON of an earlier run to compare with")
+    options = parser.parse_args(arguments)
+    command.fetch_assets()
+    try:
+        compilers = compilers_of([CARDS[name] for name in options.cards], options.code)
+    except _ERRORS as error:
+        raise SystemExit(f"error: {error}") from None
+    before = _earlier(options)
+    records, texts = [], []
+    for model in command.chosen_models(options):
+        graph, _ = load_network(model)
+        for profile in options.profiles:
+            plan = plan_for(graph, profile)
+            for card, code, compile in compilers:
+                network = estimate_network(model, plan, card, compile, _ERRORS)
+                key = (model, profile, card.name, code)
+                records.append({"key": key, **record(network)})
+                lines = [title(network, profile, code)]
+                if key in before:
+                    lines.append(compared(before[key], records[-1]))
+                lines += [f"  left out: {label}: {why}" for label, why in network.refused.items()]
+                texts.append("\n".join([*lines, "", markdown(network, options.least)]))
+                print(texts[-1], end="\n\n", flush=True)
+    command.write_results(options, {"machine": command.machine(), "networks": records}, texts)
+    return 0
+
+
+def _earlier(options: argparse.Namespace) -> dict[tuple[str, ...], dict[str, Any]]:
+    if options.against is None:
+        return {}
+    try:
+        report = json.loads(options.against.read_text(encoding="utf-8"))
+        return {tuple(network["key"]): network for network in report["networks"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SystemExit(
+            f"error: {options.against} is no report of this command: {error}"
+        ) from None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,274 @@
+"""Machine code as text: its instructions by class, its loops, and the time of a wave alone.
+
+A loop's number of turns is not in the code. The caller gives the turns of each nest
+(:mod:`benchmarks.hardware.nests`); an instruction in a branch counts as executed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+#: classes of instructions: multiply-adds, other vector arithmetic, scalar arithmetic, loads of
+#: scalars, loads and stores of lanes, groupshared memory, waits, and jumps
+FMA, VECTOR, SCALAR, SCALAR_LOAD, MEMORY, SHARED, WAIT, JUMP = CLASSES = (
+    "fma", "vector", "scalar", "scalar load", "memory", "shared", "wait", "jump",
+)  # fmt: skip
+#: classes whose results a wave waits for
+_LOADS = (SCALAR_LOAD, MEMORY, SHARED)
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """An instruction: its name, its class, and the bytes that a lane (or a scalar) moves.
+
+    ``slow`` is its time relative to an addition. ``target`` is the label that it jumps to.
+    ``pending`` is, for a wait, the number of loads of each class that may be outstanding after it.
+    """
+
+    name: str
+    kind: str
+    nbytes: int = 0
+    slow: int = 1
+    target: str = ""
+    pending: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Cycles: of a vector instruction, and from a load of each class to its result."""
+
+    vector: int
+    loads: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """The turns of a kernel's loops: of those around its products, the outermost first, and of any
+    other loop. A kernel without products has the turns of its nest in ``products``."""
+
+    products: Sequence[float] = ()
+    others: float = 1.0
+
+
+class Listing:
+    """The blocks of a kernel's machine code in order, and its loops."""
+
+    def __init__(
+        self, blocks: Sequence[tuple[str, list[Instruction]]], shows_waits: bool = True
+    ) -> None:
+        self.blocks = [instructions for _, instructions in blocks]
+        #: False if the code does not show waits; then a block waits for its loads at its end
+        self.shows_waits = shows_waits
+        positions = {label: i for i, (label, _) in enumerate(blocks)}
+        #: the first and the last block of each loop, the outermost first
+        self.loops = sorted(
+            {
+                (positions[jump.target], i)
+                for i, (_, instructions) in enumerate(blocks)
+                for jump in instructions
+                if jump.target
+                and positions.get(jump.target, i + 1) <= i
+                # the code ends in a jump to itself
+                and not (positions[jump.target] == i and instructions[0] is jump)
+            },
+            key=lambda loop: (loop[0], -loop[1]),
+        )
+
+    def _around(self, block: int) -> list[tuple[int, int]]:
+        return [loop for loop in self.loops if loop[0] <= block <= loop[1]]
+
+    def _has_products(self, loop: tuple[int, int]) -> bool:
+        blocks = self.blocks[loop[0] : loop[1] + 1]
+        return any(instruction.kind == FMA for block in blocks for instruction in block)
+
+    def turns(self, nest: Nest) -> list[float]:
+        """Returns how often each block runs if the loops have these numbers of turns."""
+        products = [loop for loop in self.loops if self._has_products(loop)] or self.loops
+        depth = max((len(self._nested(loop, products)) for loop in products), default=0)
+        known = [1.0] * max(depth - len(nest.products), 0) + list(nest.products)
+        # loops of the source that the code lacks were merged with the loop around them
+        merged = len(known) - depth
+        known = [prod(known[: merged + 1]), *known[merged + 1 :]] if depth else []
+        turns = []
+        for i in range(len(self.blocks)):
+            around = self._around(i)
+            inside = [loop for loop in around if loop in products]
+            turns.append(prod(known[: len(inside)]) * nest.others ** (len(around) - len(inside)))
+        return turns
+
+    @staticmethod
+    def _nested(loop: tuple[int, int], loops: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        return [other for other in loops if other[0] <= loop[0] and loop[1] <= other[1]]
+
+    def counts(self, nest: Nest) -> Counter[str]:
+        """Returns the number of executed instructions of a wave by class."""
+        total = Counter[str]()
+        for turns, block in zip(self.turns(nest), self.blocks, strict=True):
+            for instruction in block:
+                total[instruction.kind] += turns  # type: ignore[assignment]
+        return total
+
+    def moved(self, nest: Nest) -> Counter[str]:
+        """Returns the bytes that a lane moves by class, or a wave by scalar loads."""
+        total = Counter[str]()
+        for turns, block in zip(self.turns(nest), self.blocks, strict=True):
+            for instruction in block:
+                total[instruction.kind] += turns * instruction.nbytes  # type: ignore[assignment]
+        return total
+
+    def vector_cycles(self, nest: Nest, vector: int) -> float:
+        """Returns the cycles of a wave's vector instructions, each of ``vector`` cycles or more."""
+        return sum(
+            turns * vector * instruction.slow
+            for turns, block in zip(self.turns(nest), self.blocks, strict=True)
+            for instruction in block
+            if instruction.kind in (FMA, VECTOR)
+        )
+
+    def inner_loop(self) -> Counter[str]:
+        """Returns the instructions by class of the innermost loop with the most multiply-adds.
+
+        It is the whole code if no loop has any.
+        """
+        best = Counter[str](i.kind for block in self.blocks for i in block)
+        loops = [
+            Counter[str](i.kind for block in self.blocks[first : last + 1] for i in block)
+            for first, last in self.loops
+            if not any((a, b) != (first, last) and first <= a and b <= last for a, b in self.loops)
+        ]
+        with_products = [loop for loop in loops if loop[FMA]]
+        return max(with_products, key=lambda loop: loop[FMA], default=best)
+
+    def cycles_alone(self, nest: Nest, latencies: Latencies) -> float:
+        """Returns the cycles of a wave that has a SIMD for itself, waits included."""
+        total = 0.0
+        for turns, block in zip(self.turns(nest), self.blocks, strict=True):
+            total += turns * _block_cycles(block, latencies, self.shows_waits)
+        return total
+
+
+def _block_cycles(block: Sequence[Instruction], latencies: Latencies, shows_waits: bool) -> float:
+    """Returns the cycles of a block; waits for loads of blocks before it are free."""
+    now, issued = 0.0, {kind: list[float]() for kind in _LOADS}
+    for instruction in block:
+        is_vector = instruction.kind in (FMA, VECTOR)
+        now += latencies.vector * instruction.slow if is_vector else 1
+        if instruction.kind in _LOADS:
+            issued[instruction.kind].append(now + latencies.loads[instruction.kind])
+        for kind, pending in instruction.pending.items():
+            done = issued[kind][: max(len(issued[kind]) - pending, 0)]
+            now = max([now, *done])
+            del issued[kind][: len(done)]
+    if not shows_waits:
+        now = max([now, *issued[SCALAR_LOAD], *issued[MEMORY], *issued[SHARED]])
+    return now
+
+
+# ------------------------------------------------------------------ AMD
+
+_LINE = re.compile(r"^\s+(\S+)\s*(.*?)\s*; *([0-9a-f]{8})?")
+_WIDTH = re.compile(r"(?:dwordx|b)(\d+)")
+_AMD_FMA = re.compile(r"v_(pk_)?(fma|fmac|mac|mad|fmaak|fmamk|madak|madmk)_(f32|f16|legacy)|v_dot")
+_AMD_SLOW = re.compile(r"v_(rcp|rsq|sqrt|exp|log|sin|cos|mul_lo|mul_hi)_?|v_\w+_[ui]64|v_\w+_f64")
+_AMD_WAITS = ("s_waitcnt", "s_nop", "s_clause", "s_barrier", "s_inst_prefetch", "s_delay_alu",
+              "s_sleep", "s_sendmsg", "s_setprio", "s_code_end")  # fmt: skip
+
+
+def amd_listing(text: str) -> Listing:
+    """Reads ACO's assembly, as LLVM's disassembler prints it for GCN and RDNA."""
+    blocks: list[tuple[str, list[Instruction]]] = []
+    for line in text.splitlines():
+        if line.startswith("BB") and line.rstrip().endswith(":"):
+            blocks.append((line.rstrip()[:-1], []))
+        elif blocks and (instruction := _amd_instruction(line)) is not None:
+            blocks[-1][1].append(instruction)
+    return Listing(blocks)
+
+
+def _amd_instruction(line: str) -> Instruction | None:
+    if line.startswith("(invalid"):
+        # scalar loads into vcc, which this disassembler does not know; their second word is skipped
+        return Instruction("s_buffer_load", SCALAR_LOAD, 16) if "; f4" in line else None
+    match = _LINE.match(line)
+    if match is None:
+        return None
+    name, operands = match[1], match[2]
+    if name.startswith("v_"):
+        slow = 4 if _AMD_SLOW.match(name) else 1
+        return Instruction(name, FMA if _AMD_FMA.match(name) else VECTOR, slow=slow)
+    if name.startswith(("buffer_", "global_", "flat_", "scratch_", "image_")):
+        return Instruction(name, MEMORY, _amd_bytes(name))
+    if name.startswith("ds_"):
+        return Instruction(name, SHARED, _amd_bytes(name))
+    if name.startswith(("s_load", "s_buffer_load")):
+        return Instruction(name, SCALAR_LOAD, _amd_bytes(name))
+    if name.startswith(("s_branch", "s_cbranch", "s_endpgm", "s_setpc")):
+        return Instruction(name, JUMP, target=operands.split()[0] if operands else "")
+    if name.startswith(_AMD_WAITS):
+        return Instruction(name, WAIT, pending=dict(_amd_pending(operands)))
+    return Instruction(name, SCALAR)
+
+
+def _amd_bytes(name: str) -> int:
+    if "_ubyte" in name or "_byte" in name or "_u8" in name or "_i8" in name:
+        return 1
+    if "short" in name or "_u16" in name or "_d16" in name:
+        return 2
+    match = _WIDTH.search(name)
+    width = int(match[1]) if match else 1
+    bits = width if match and match[0].startswith("b") else 32 * width
+    return bits // 8 * (2 if "2st" in name or "read2" in name or "write2" in name else 1)
+
+
+def _amd_pending(operands: str) -> Iterator[tuple[str, int]]:
+    for counter, number in re.findall(r"(vmcnt|lgkmcnt|vscnt)\((\d+)\)", operands):
+        if counter == "vmcnt":
+            yield MEMORY, int(number)
+        elif counter == "lgkmcnt":
+            yield SCALAR_LOAD, int(number)
+            yield SHARED, int(number)
+
+
+# ------------------------------------------------------------------ NVIDIA
+
+_SASS_LINE = re.compile(
+    r"^\s*(?:/\*[0-9a-f]+\*/)?\s*(?:\{\s*)?(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]+)(.*?);"
+)
+_SASS_LABEL = re.compile(r"^\s*(\.L_x_\d+|\.L_\d+):")
+_SASS_CLASSES = (
+    (FMA, ("FFMA", "HFMA2", "IDP", "HMMA")),
+    (MEMORY, ("LDG", "STG", "LD.", "ST.", "LDL", "STL", "RED", "ATOM")),
+    (SHARED, ("LDS", "STS", "ATOMS")),
+    (SCALAR_LOAD, ("LDC", "ULDC", "LDCU")),
+    (WAIT, ("BAR", "NOP", "DEPBAR", "WARPSYNC", "BSSY", "BSYNC", "MEMBAR", "YIELD")),
+    (JUMP, ("BRA", "EXIT", "RET", "CALL", "BRX", "JMP")),
+)
+_SASS_SLOW = ("MUFU", "IMAD.WIDE", "IMAD.HI", "I2F", "F2I", "POPC")
+
+
+def nvidia_listing(text: str) -> Listing:
+    """Reads the output of ``nvdisasm``; labels begin blocks."""
+    blocks: list[tuple[str, list[Instruction]]] = [("", [])]
+    for line in text.splitlines():
+        if label := _SASS_LABEL.match(line):
+            blocks.append((label[1], []))
+        elif match := _SASS_LINE.match(line):
+            blocks[-1][1].append(_sass_instruction(match[1], match[2]))
+    return Listing(blocks, shows_waits=False)
+
+
+def _sass_instruction(name: str, operands: str) -> Instruction:
+    kind = next((k for k, names in _SASS_CLASSES if name.startswith(names)), VECTOR)
+    if kind == VECTOR and name.startswith(("U", "R2UR", "S2UR")):
+        kind = SCALAR
+    if kind == JUMP:
+        target = re.search(r"`\((\.L_\w+)\)", operands)
+        return Instruction(name, kind, target=target[1] if target else "")
+    width = re.search(r"\.(8|16|32|64|128)\b", name)
+    nbytes = (int(width[1]) // 8 if width else 4) if kind in _LOADS else 0
+    slow = 4 if name.startswith(_SASS_SLOW) else 1
+    return Instruction(name, kind, nbytes, slow)

@@ -1,0 +1,60 @@
+"""The turns of the kernels' loops, from the parameters and defines of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, cast
+
+from benchmarks.hardware.listing import Nest
+from cml_engine.compiler.plan import Step
+
+Values = Mapping[str, Any]
+
+
+def _conv(p: Values, d: Values) -> Nest:
+    if "PART" in d:
+        return Nest([p["tap_end"] - p["tap_begin"], p["block_end"] - p["block_begin"]])
+    # a phase of a deconv meets every up-th tap
+    meets = prod(p["up"]) if int(d.get("TRANSPOSED", 0)) else 1
+    return Nest([*p["k_size"], p["band"] / meets])
+
+
+def _line(p: Values, _: Values) -> Nest:
+    return Nest([*p["k_size"][:2], p["band"]])
+
+
+def _plain(p: Values, _: Values) -> Nest:
+    return Nest([*p["k_size"][:2], p["group_in"]])
+
+
+def _winograd(p: Values, d: Values) -> Nest:
+    return Nest([(p["in_blocks"] + 1) // 2]) if "stage_is_product" in d else Nest()
+
+
+def _matmul(p: Values, d: Values) -> Nest:
+    step = 4 if "A_VECTOR" in d or "B_INNER" in d else 1
+    rows, columns = int(d.get("ROWS", 1)), int(d.get("COLS", 1))
+    return Nest([(p["k_end"] - p["k_begin"]) / step], rows * columns)
+
+
+def _elementwise(p: Values, _: Values) -> Nest:
+    return Nest([p["dims"]], p["dims"])
+
+
+_NESTS: dict[str, Callable[[Values, Values], Nest]] = {
+    "conv": _conv,
+    "conv_row_tile": _line,
+    "conv_phases": _line,
+    "conv_plain": _plain,
+    "winograd": _winograd,
+    "matmul": _matmul,
+    "elementwise": _elementwise,
+}
+
+
+def nest_of(step: Step) -> Nest | None:
+    """Returns the turns of the loops of a step's kernel; None if they are not known."""
+    turns = _NESTS.get(Path(step.path).stem)
+    return None if turns is None else turns(cast(Values, step.params), step.defines)
