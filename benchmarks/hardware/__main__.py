@@ -27,6 +27,7 @@ from benchmarks.hardware.networks import (
     record,
 )
 from benchmarks.hardware.radv import Radv, RadvError
+from benchmarks.hardware.table import write_table
 from benchmarks.models import load_network
 from cml_engine.gpu.shaders.hlsl import ShaderKey, compile_spirv
 
@@ -100,7 +101,16 @@ def main(arguments: Sequence[str]) -> int:
                         help="whose SPIR-V AMD's compiler reads")  # fmt: skip
     parser.add_argument("--least", type=float, default=0.02, help="the least share that is shown")
     parser.add_argument("--against", type=Path, help="the JSON of an earlier run to compare with")
+    parser.add_argument(
+        "--write", action="store_true", help="write the table by which the rules choose, and end"
+    )
     options = parser.parse_args(arguments)
+    if options.write:
+        try:
+            print(write_table())
+        except _ERRORS as error:
+            raise SystemExit(f"error: {error}") from None
+        return 0
     command.fetch_assets()
     try:
         compilers = compilers_of([CARDS[name] for name in options.cards], options.code)

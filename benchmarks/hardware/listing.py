@@ -144,17 +144,57 @@ class Listing:
         return max(with_products, key=lambda loop: loop[FMA], default=best)
 
     def cycles_alone(self, nest: Nest, latencies: Latencies) -> float:
-        """Returns the cycles of a wave that has a SIMD for itself, waits included."""
+        """Returns the cycles of a wave that has a SIMD for itself, waits included.
+
+        A turn of a loop is one that follows another: its loads may have been issued before it.
+        """
+        turns = self.turns(nest)
         total = 0.0
-        for turns, block in zip(self.turns(nest), self.blocks, strict=True):
-            total += turns * _block_cycles(block, latencies, self.shows_waits)
+        for loop, blocks in self._streams().items():
+            once, steady = self._stream_cycles(blocks, latencies)
+            count = max(turns[i] for i in blocks)
+            total += once if loop is None else once + max(count - 1, 0) * steady
         return total
 
+    def cycles_by_depth(self, latencies: Latencies) -> tuple[list[float], list[float]]:
+        """Returns the cycles of a wave by the number of loops around the code.
 
-def _block_cycles(block: Sequence[Instruction], latencies: Latencies, shows_waits: bool) -> float:
-    """Returns the cycles of a block; waits for loads of blocks before it are free."""
+        The first list is of vector instructions, the second of all with waits, if the wave is
+        alone: of a turn that follows another.
+        """
+        depth = max((len(self._around(i)) for i in range(len(self.blocks))), default=0)
+        busy, alone = [0.0] * (depth + 1), [0.0] * (depth + 1)
+        for loop, blocks in self._streams().items():
+            level = len(self._around(blocks[0]))
+            stream = [instruction for i in blocks for instruction in self.blocks[i]]
+            busy[level] += sum(
+                latencies.vector * instruction.slow
+                for instruction in stream
+                if instruction.kind in (FMA, VECTOR)
+            )
+            alone[level] += self._stream_cycles(blocks, latencies)[loop is not None]
+        return busy, alone
+
+    def _streams(self) -> dict[tuple[int, int] | None, list[int]]:
+        """Returns the blocks by the innermost loop around them; None is the key of the others."""
+        streams: dict[tuple[int, int] | None, list[int]] = {}
+        for i in range(len(self.blocks)):
+            around = self._around(i)
+            streams.setdefault(around[-1] if around else None, []).append(i)
+        return streams
+
+    def _stream_cycles(self, blocks: Sequence[int], latencies: Latencies) -> tuple[float, float]:
+        """Returns the cycles of blocks in a row, and of the same once more behind them."""
+        stream = [instruction for i in blocks for instruction in self.blocks[i]]
+        once = _cycles(stream, latencies, self.shows_waits)
+        return once, _cycles([*stream, *stream], latencies, self.shows_waits) - once
+
+
+def _cycles(stream: Sequence[Instruction], latencies: Latencies, shows_waits: bool) -> float:
+    """Returns the cycles of instructions in a row. If the code does not show waits, they wait for
+    their loads at their end."""
     now, issued = 0.0, {kind: list[float]() for kind in _LOADS}
-    for instruction in block:
+    for instruction in stream:
         is_vector = instruction.kind in (FMA, VECTOR)
         now += latencies.vector * instruction.slow if is_vector else 1
         if instruction.kind in _LOADS:

@@ -15,10 +15,24 @@ Values = Mapping[str, Any]
 
 def _conv(p: Values, d: Values) -> Nest:
     if "PART" in d:
-        return Nest([p["tap_end"] - p["tap_begin"], p["block_end"] - p["block_begin"]])
-    # a phase of a deconv meets every up-th tap
+        blocks = _blocks(p["block_end"] - p["block_begin"], d)
+        return Nest([p["tap_end"] - p["tap_begin"], blocks])
+    # a phase of a deconv meets every up-th tap, and does nothing for the others
     meets = prod(p["up"]) if int(d.get("TRANSPOSED", 0)) else 1
-    return Nest([*p["k_size"], p["band"] / meets])
+    *outer, line = p["k_size"]
+    return Nest([*outer, line / meets, _blocks(p["band"], d)])
+
+
+def _blocks(count: float, d: Values) -> float:
+    """Returns the turns of a loop over blocks of inputs, as TURN of conv.hlsl has it."""
+    turns = _turns(count, d)
+    return turns // 2 if "AHEAD" in d and int(d["COLUMNS"]) <= 2 else turns
+
+
+def _turns(count: float, d: Values) -> float:
+    """Returns the turns of a loop over ``count`` blocks, whose first stands before it if loads are
+    ahead."""
+    return max(count - 1, 0) if "AHEAD" in d else count
 
 
 def _line(p: Values, _: Values) -> Nest:
@@ -30,13 +44,15 @@ def _plain(p: Values, _: Values) -> Nest:
 
 
 def _winograd(p: Values, d: Values) -> Nest:
-    return Nest([(p["in_blocks"] + 1) // 2]) if "stage_is_product" in d else Nest()
+    return Nest([_turns((p["in_blocks"] + 1) // 2, d)]) if "stage_is_product" in d else Nest()
 
 
 def _matmul(p: Values, d: Values) -> Nest:
     step = 4 if "A_VECTOR" in d or "B_INNER" in d else 1
     rows, columns = int(d.get("ROWS", 1)), int(d.get("COLS", 1))
-    return Nest([(p["k_end"] - p["k_begin"]) / step], rows * columns)
+    steps = (p["k_end"] - p["k_begin"]) / step
+    # with loads ahead, a turn is two steps, and one or two steps stand before the loop
+    return Nest([max(steps - 1, 0) // 2 if "AHEAD" in d else steps], rows * columns)
 
 
 def _elementwise(p: Values, _: Values) -> Nest:

@@ -72,10 +72,11 @@ class NetworkEstimate:
 
     @property
     def product_peak(self) -> float:
-        """The share of the card's peak that the steps with products reach together."""
+        """The share of the card's peak that the steps with products reach, without launches."""
         steps = self.with_products
         flops = 2 * sum(s.work.products for s in steps)
-        return flops / self.card.flops / max(sum(s.estimate.seconds for s in steps), 1e-12)
+        seconds = sum(max(s.estimate.bounds.values()) for s in steps)
+        return flops / self.card.flops / max(seconds, 1e-12)
 
     @property
     def per_product(self) -> dict[str, float]:
@@ -87,7 +88,9 @@ class NetworkEstimate:
 
 def _is_product(s: StepEstimate) -> bool:
     is_operator = s.step.op in ("conv", "deconv", "matmul", "linear")
-    return is_operator and s.work.products > 0 and "stage_is_input" not in s.step.defines
+    is_transform = {"stage_is_input", "stage_is_output"} & s.step.defines.keys()
+    multiplies = s.work.products > 0 and products_share(s.kernel) > 0
+    return is_operator and not is_transform and multiplies
 
 
 def estimate_network(

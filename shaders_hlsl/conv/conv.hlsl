@@ -79,13 +79,21 @@ void find_inputs(int ox, uint first_block, uint volume) {
     }}
 }
 
-CML_BLOCK input_at(int column, uint offset) {
-    CML_BLOCK value = CML_BLOCK(LOADED(T0[from[column] + offset]));
+CML_BLOCK load_input(int column, uint offset) {
+    return CML_BLOCK(LOADED(T0[from[column] + offset]));
+}
+
+// Returns a loaded input, or zeros if there is none.
+CML_BLOCK with_border(CML_BLOCK value, bool exists) {
 #ifdef FLIP
-    return (found[column] ? value : CML_BLOCK(0)) ^ FLIP;
+    return (exists ? value : CML_BLOCK(0)) ^ FLIP;
 #else
-    return found[column] ? value : CML_BLOCK(0);
+    return exists ? value : CML_BLOCK(0);
 #endif
+}
+
+CML_BLOCK input_at(int column, uint offset) {
+    return with_border(load_input(column, offset), found[column]);
 }
 
 #if DEPTHWISE
@@ -98,6 +106,52 @@ void add_tap(uint weight, uint blocks, uint volume) {
             cml_sum[i * COLUMNS + j] = add_product(f[i], x[i], cml_sum[i * COLUMNS + j]);
         }}
     }}
+}
+#elif AHEAD
+void multiply_inputs(CML_BLOCK loaded[COLUMNS], uint weight) {
+    CML_BLOCK x[COLUMNS];
+    {CML_UNROLL(int, j, COLUMNS) { x[j] = with_border(loaded[j], found[j]); }}
+    cml_multiply(x, weight, 0);
+}
+
+void load_inputs(out CML_BLOCK loaded[COLUMNS], uint offset) {
+    {CML_UNROLL(int, j, COLUMNS) { loaded[j] = load_input(j, offset); }}
+}
+
+// Inputs are loaded TURN blocks before they are multiplied, so a wave multiplies while it waits. The first
+// blocks are outside of the loop, so that compilers find the buffers before it.
+#define TURN (COLUMNS > 2 ? 1 : 2)
+void add_tap(uint weight, uint blocks, uint volume) {
+    if (blocks > 0) {
+        uint last = (blocks - 1) * volume;
+        CML_BLOCK first[COLUMNS];
+        CML_BLOCK next[2][COLUMNS];
+        load_inputs(first, 0);
+        load_inputs(next[0], min(volume, last));
+        if (TURN == 2) { load_inputs(next[1], min(2 * volume, last)); }
+        multiply_inputs(first, weight);
+        uint offset = volume;
+        if (TURN == 2 && blocks % 2 == 0) {
+            weight += BLOCK_VECTORS;
+            multiply_inputs(next[0], weight);
+            offset += volume;
+            {CML_UNROLL(int, j, COLUMNS) { next[0][j] = next[1][j]; }}
+            load_inputs(next[1], min(3 * volume, last));
+        }
+        for (; offset <= last; offset += TURN * volume) {
+            CML_BLOCK held[2][COLUMNS];
+            {CML_UNROLL(int, h, TURN * COLUMNS) {
+                held[h / COLUMNS][h % COLUMNS] = next[h / COLUMNS][h % COLUMNS];
+            }}
+            {CML_UNROLL(int, n, TURN) {
+                load_inputs(next[n], min(offset + (TURN + n) * volume, last));
+            }}
+            {CML_UNROLL(int, t, TURN) {
+                weight += BLOCK_VECTORS;
+                multiply_inputs(held[t], weight);
+            }}
+        }
+    }
 }
 #else
 void add_tap(uint weight, uint blocks, uint volume) {

@@ -171,6 +171,8 @@ void multiply(Eight x[COLUMNS], uint weight, int row) {
 }
 #else
 void multiply(Eight x[COLUMNS], uint weight, int row) {
+    // a compiler that knows the bits of an index adds constants in the load instruction
+    weight &= 0x3ffffffu;
     {CML_UNROLL(int, k, 8) {
         Eight loaded = LOAD_FILTER(weight + k);
         {CML_UNROLL(int, r, 8) {
@@ -205,6 +207,27 @@ CML_MAIN
         weights[g] = (point * out_pairs + group) * in_pairs * 8;
     }}
     {CML_UNROLL(int, i, ROWS * COLUMNS) { sums[i] = 0.0; }}
+#if AHEAD
+    // Values are loaded one pair before they are multiplied, so a wave multiplies while it waits. The
+    // first pair is outside of the loop, so that compilers find the buffers before it.
+    if (in_pairs > 0) {
+        uint last = (in_pairs - 1) * RUN;
+        Eight held[COLUMNS];
+        Eight next[COLUMNS];
+        {CML_UNROLL(int, j, COLUMNS) { held[j] = LOAD(T0, values[j]); }}
+        {CML_UNROLL(int, j, COLUMNS) { next[j] = LOAD(T0, values[j] + min(RUN, last)); }}
+        {CML_UNROLL(int, g, ROWS / 8) { multiply(held, weights[g], g * 8); }}
+        for (uint offset = RUN; offset <= last; offset += RUN) {
+            {CML_UNROLL(int, j, COLUMNS) { held[j] = next[j]; }}
+            uint ahead = min(offset + RUN, last);
+            {CML_UNROLL(int, j, COLUMNS) { next[j] = LOAD(T0, values[j] + ahead); }}
+            {CML_UNROLL(int, g, ROWS / 8) {
+                weights[g] += 8;
+                multiply(held, weights[g], g * 8);
+            }}
+        }
+    }
+#else
     for (uint pair = 0; pair < in_pairs; pair++) {
         Eight x[COLUMNS];
         {CML_UNROLL(int, j, COLUMNS) {
@@ -216,6 +239,7 @@ CML_MAIN
             weights[g] += 8;
         }}
     }
+#endif
     {CML_UNROLL(int, g, ROWS / 8) {
         uint pair = row_block * (ROWS / 8) + g;
 #if FIXED
@@ -251,6 +275,15 @@ void transform(float4 m[6], out float4 y[4]) {
     y[3] = (P * P2) * difference_a + (Q * Q2) * difference_b + m[5];
 }
 
+// Returns True if a result of a tile is needed. The first one always is: with that known, compilers of
+// hardware find the buffers before the branches. (A software driver's code stays as it is.)
+bool is_inside(Tile tile, int row, int column) {
+#if AHEAD
+    if (row + column == 0) { return true; }
+#endif
+    return tile.y + row < out_height && tile.x + column < out_width;
+}
+
 void store_block(Tile tile, Block block, float4 sums[POINTS]) {
     float4 columns[6][4];
     {CML_UNROLL(int, c, 6) {
@@ -264,7 +297,7 @@ void store_block(Tile tile, Block block, float4 sums[POINTS]) {
         float4 y[4];
         transform(m, y);
         {CML_UNROLL(int, i, 4) {
-            if (tile.y + r < out_height && tile.x + i < out_width) {
+            if (is_inside(tile, r, i)) {
                 uint to = uint((tile.y + r) * out_width + tile.x + i);
                 cml_store(y[i], block, tile.image, to, uint(out_height * out_width));
             }

@@ -111,6 +111,9 @@ void multiply_vector(FILTER f, CML_BLOCK x[STEPS], int i, int phase, int first) 
     }}
 }
 
+// The bits of an index of vectors. A compiler that knows them adds constants in the load instruction.
+#define CML_INDEX_BITS 0x7ffffffu
+
 // Vector `i` of the filter of four input channels, which begins at vector `w`.
 #ifdef WEIGHT_BITS
 #define FILTER_VECTOR(w, i) \
@@ -156,6 +159,7 @@ void cml_multiply(CML_BLOCK x[STEPS], uint w, int phase) {
 }
 #else
 void cml_multiply(CML_BLOCK x[STEPS], uint w, int phase) {
+    w &= CML_INDEX_BITS;
     {CML_UNROLL(int, i, BLOCK_VECTORS) {
         multiply_vector(FILTER_VECTOR(w, i), x, i, phase, 0);
     }}

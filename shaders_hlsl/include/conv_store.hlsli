@@ -8,6 +8,10 @@
 #include "number.hlsli"
 #include "wide.hlsli"
 
+#ifndef AHEAD
+#define AHEAD 0
+#endif
+
 // The values that are read once per block of four channels, before its positions are stored.
 struct Block {
     uint number;
@@ -45,7 +49,9 @@ void cml_store(NUMBER4 sums, Block block, uint image, uint at, uint volume) {
     {CML_UNROLL(int, lane, 4) {
         uint channel = 4 * block.number + lane;
         uint to = (image * out_c + channel) * volume + at;
-        if (channel < out_c) { OUT[to] = cml_epilogue(sums[lane], block.operands[lane], to); }
+        // a block has a first channel; hardware's compilers find the buffers before the others
+        bool exists = AHEAD && lane == 0 || channel < out_c;
+        if (exists) { OUT[to] = cml_epilogue(sums[lane], block.operands[lane], to); }
     }}
 #endif
 }

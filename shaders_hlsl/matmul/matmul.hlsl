@@ -32,6 +32,15 @@
 
 #define LANE_ROWS (GROUP / COLUMN_LANES)
 
+// The channels of a thread's results, and the channel of a result.
+#ifdef ROW_CHANNELS
+#define CHANNELS ROWS
+#define OF_CHANNEL(row, column) row
+#else
+#define CHANNELS COLS
+#define OF_CHANNEL(row, column) column
+#endif
+
 uint batch_offset(uint batch, bool left)
 {
     uint offset = 0;
@@ -43,16 +52,34 @@ uint batch_offset(uint batch, bool left)
     return offset;
 }
 
-// The bias and the epilogue, applied to the complete sum. ROW_CHANNELS: the channels are the rows.
-float finish(float sum, uint m, uint n, uint at)
+// What the bias and the epilogue read of a channel: a column, or a row if ROW_CHANNELS.
+struct Channel {
+    float bias;
+    EpiOperands operands;
+};
+
+Channel channel_at(uint m, uint n)
 {
 #ifdef ROW_CHANNELS
     n = m;
 #endif
+    Channel channel;
 #ifdef BIAS
-    sum += T2[n * bias_stride];
+    channel.bias = T2[n * bias_stride];
+#else
+    channel.bias = 0.0;
 #endif
-    return cml_epilogue(sum, n, at);
+    channel.operands = cml_epilogue_operands(n);
+    return channel;
+}
+
+// Applies the bias and the epilogue to the complete sum.
+float finish(float sum, Channel channel, uint at)
+{
+#ifdef BIAS
+    sum += channel.bias;
+#endif
+    return cml_epilogue(sum, channel.operands, at);
 }
 
 #ifdef REDUCE
@@ -107,7 +134,7 @@ CML_MAIN
             uint at = (batch * rows + m) * columns + n;
             float sum = partial[made][0];
             if (accumulate != 0) { sum += OUT[at]; }
-            OUT[at] = last != 0 ? finish(sum, m, n, at) : sum;
+            OUT[at] = last != 0 ? finish(sum, channel_at(m, n), at) : sum;
         }
     }
 }
@@ -159,10 +186,9 @@ void multiply(float x[LOADS][STEP], float w[COLS], uint c, uint first_row, uint 
     }
 }
 
-// Adds the products of A and B from `k` to `k + STEP - 1`.
-void add_products(uint k)
+// Loads A from `k` to `k + STEP - 1`.
+void load_a(uint k, out float x[LOADS][STEP])
 {
-    float x[LOADS][STEP];
     CML_UNROLL(uint, r, LOADS) {
 #ifdef A_VECTOR
         float4 four = LOADED(T0[a_at[r] + k / 4 * a_k]);
@@ -171,6 +197,11 @@ void add_products(uint k)
         CML_UNROLL(uint, c, STEP) { x[r][c] = T0[a_at[r] + (k + c) * a_k]; }
 #endif
     }
+}
+
+// Loads B from `k` to `k + STEP - 1`.
+void load_b(uint k, out float w[STEP][COLS])
+{
 #ifdef B_INNER
     float4 inner[COLS];
     CML_UNROLL(uint, l, COLS) { inner[l] = B_READ(b_at[l] + k / 4 * b_k); }
@@ -179,7 +210,6 @@ void add_products(uint k)
     float4 scale[COLS / 4];
     CML_UNROLL(uint, p, COLS / 4) { scale[p] = cml_scales(b_at[p] + k / BLOCK * b_k); }
 #endif
-    float w[STEP][COLS];
     CML_UNROLL(uint, c, STEP) {
 #if defined(B_VECTOR)
         CML_UNROLL(uint, v, COLS / 4) {
@@ -192,12 +222,71 @@ void add_products(uint k)
         CML_UNROLL(uint, l, COLS) { w[c][l] = T1[b_at[l] + (k + c) * b_k]; }
 #endif
     }
+}
+
+void add_products(float x[LOADS][STEP], float w[STEP][COLS])
+{
     CML_UNROLL(uint, i0, ROWS / NEAR_ROWS) {
         CML_UNROLL(uint, j0, COLS / NEAR_COLS) {
             CML_UNROLL(uint, k0, STEP) { multiply(x, w[k0], k0, i0 * NEAR_ROWS, j0 * NEAR_COLS); }
         }
     }
 }
+
+// Adds the products from `begin` to `end`, of which there is a multiple of STEP.
+#if AHEAD
+void add_step(uint k)
+{
+    float x[LOADS][STEP];
+    float w[STEP][COLS];
+    load_b(k, w);
+    load_a(k, x);
+    add_products(x, w);
+}
+
+// B is loaded two steps before it is multiplied, so a wave multiplies while it waits. The first step, or
+// two, are outside of the loop, so that compilers find the buffers and strides before it.
+void add_all(uint begin, uint end)
+{
+    if (begin < end) {
+        uint k = begin;
+        add_step(k);
+        k += STEP;
+        if ((end - begin) / STEP % 2 == 0) {
+            add_step(k);
+            k += STEP;
+        }
+        uint final = end - STEP;
+        float x[LOADS][STEP];
+        float held[2][STEP][COLS];
+        float next[2][STEP][COLS];
+        CML_UNROLL(uint, first, 2) { load_b(min(k + first * STEP, final), next[first]); }
+        for (; k < end; k += 2 * STEP) {
+            CML_UNROLL(uint, half, 2) {
+                CML_UNROLL(uint, c, STEP) {
+                    CML_UNROLL(uint, j, COLS) { held[half][c][j] = next[half][c][j]; }
+                }
+            }
+            CML_UNROLL(uint, i, 2) { load_b(min(k + (2 + i) * STEP, final), next[i]); }
+            CML_UNROLL(uint, part, 2) {
+                load_a(k + part * STEP, x);
+                add_products(x, held[part]);
+            }
+        }
+    }
+}
+#else
+void add_all(uint begin, uint end)
+{
+    for (uint k = begin; k < end; k += STEP) {
+        float x[LOADS][STEP];
+        load_a(k, x);
+        float w[STEP][COLS];
+        load_b(k, w);
+        add_products(x, w);
+    }
+}
+#endif
 
 CML_MAIN
 {
@@ -230,7 +319,34 @@ CML_MAIN
 #endif
     }
     CML_UNROLL(uint, z, ROWS * COLS) { cml_sum[z] = 0.0; }
-    for (uint k = k_begin; k < k_end; k += STEP) { add_products(k); }
+    add_all(k_begin, k_end);
+#if AHEAD
+    // A channel is read once, before the branches of its results. A wave's first row always exists: with
+    // that known, compilers find the buffers before the other rows.
+    Channel channels[CHANNELS];
+    CML_UNROLL(uint, c, CHANNELS) {
+        channels[c] = channel_at(min(m0 + c, rows - 1), min(n_of[c % COLS], columns - 1));
+    }
+    if (accumulate != 0) {
+        CML_UNROLL(uint, j, COLS) {
+            CML_UNROLL(uint, row, ROWS) {
+                uint before = min(m0 + row, rows - 1) * columns + min(n_of[j], columns - 1);
+                cml_sum[row * COLS + j] += OUT[batch * rows * columns + before];
+            }
+        }
+    }
+    CML_UNROLL(uint, j, COLS) {
+        if (n_of[j] < columns) {
+            CML_UNROLL(uint, row, ROWS) {
+                if (row == 0 && LANE_ROWS == 1 || m0 + row < rows) {
+                    uint at = (batch * rows + m0 + row) * columns + n_of[j];
+                    float sum = cml_sum[row * COLS + j];
+                    OUT[at] = last != 0 ? finish(sum, channels[OF_CHANNEL(row, j)], at) : sum;
+                }
+            }
+        }
+    }
+#else
     CML_UNROLL(uint, row, ROWS) {
         CML_UNROLL(uint, j, COLS) {
             if (m0 + row < rows && n_of[j] < columns) {
@@ -241,9 +357,10 @@ CML_MAIN
             }
         }
     }
-#ifdef FINISHES
+#endif
+#if defined(FINISHES) && !AHEAD
     // A separate loop over the stored sums. The loop above must be unrolled because the sums are
-    // registers; with the epilogue in it, the driver would compile for seconds.
+    // registers; with the epilogue in it, a software driver would compile for seconds.
     if (last == 0) { return; }
     for (uint s = 0; s < ROWS * COLS; s++) {
         uint m = m0 + s / COLS;
@@ -255,7 +372,7 @@ CML_MAIN
 #endif
         if (m < rows && n < columns) {
             uint at = (batch * rows + m) * columns + n;
-            OUT[at] = finish(OUT[at], m, n, at);
+            OUT[at] = finish(OUT[at], channel_at(m, n), at);
         }
     }
 #endif

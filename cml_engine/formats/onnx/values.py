@@ -20,6 +20,7 @@ from numpy.typing import DTypeLike
 
 from cml_engine.compiler.passes.cleanup import eliminate_dead_code
 from cml_engine.errors import (
+    ModelError,
     NeedsConstant,
     Source,
     TensorFileError,

@@ -35,8 +35,10 @@ from cml_engine.ops.declaration.spec import (
 )
 
 _GROUP = 64
-#: elements (or vectors of four) per thread, and dimensions per walk
-_PER_THREAD = 4
+#: elements (or vectors of four) per thread: a software driver saves threads; hardware waits for the
+#: loads of one element after those of the other, and has other threads
+_SOFTWARE_PER_THREAD, _PER_THREAD = 4, 1
+#: dimensions per walk
 _MAX_DIMS = 9
 #: the define that has a chain's statements
 CHAIN = "CHAIN"
@@ -110,7 +112,12 @@ def launch(
     return launch_chain((Link(row, tuple(values), tuple(range(row.arity))),), operands, out)
 
 
-def launch_chain(chain: Sequence[Link], operands: Sequence[Operand], out: Operand) -> Dispatch:
+def launch_chain(
+    chain: Sequence[Link],
+    operands: Sequence[Operand],
+    out: Operand,
+    per_thread: int = _SOFTWARE_PER_THREAD,
+) -> Dispatch:
     """Returns one dispatch that computes a chain on ``operands`` into ``out``.
 
     Each operator rounds as in a kernel of its own, so the results are bit-identical.
@@ -120,12 +127,12 @@ def launch_chain(chain: Sequence[Link], operands: Sequence[Operand], out: Operan
     splat = [width == 4 and strides[-1] == 0 for strides in steps.strides]
     values = [value for link in chain for value in link.values]
     return Dispatch(
-        groups=-(-steps.size // (width * _GROUP * _PER_THREAD)),
+        groups=-(-steps.size // (width * _GROUP * per_thread)),
         tensors=(*(o.name for o in operands), out.name),
         params=_params(values, steps, width, splat),
         defines=_chain_defines(chain, [o.fact for o in operands], out.fact)
         | _defines(operands, out, width, splat)
-        | {"FLAT": int(steps.flat)},
+        | {"FLAT": int(steps.flat), "PER_THREAD": per_thread},
         kernel=_kernel(len(operands), len(values)),
     )
 
@@ -134,7 +141,8 @@ def lower_formula(row: Formula, op: Lowering) -> Iterator[Dispatch]:
     names = tuple(dict.fromkeys(op.node.reads)) if op.epilogues else op.in_names
     *read, out = operands(op, names + op.out_names)
     if out.fact.size:
-        yield launch_chain(_chain(row, op, names), read, out)
+        per_thread = _SOFTWARE_PER_THREAD if op.limits.software else _PER_THREAD
+        yield launch_chain(_chain(row, op, names), read, out, per_thread)
 
 
 def _chain(row: Formula, op: Lowering, names: Sequence[str]) -> list[Link]:
@@ -214,7 +222,6 @@ def _defines(inputs: Sequence[Operand], out: Operand, width: int, splat: Sequenc
     defines: Defines = {
         "ARITY": len(inputs),
         "MAX_DIMS": _MAX_DIMS,
-        "PER_THREAD": _PER_THREAD,
         "VEC": width,
         "RESULT": result,
         "OUT": f"T{len(inputs)}",

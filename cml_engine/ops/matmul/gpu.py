@@ -17,6 +17,7 @@ from cml_engine.ops.common.shapes import collapse, contiguous_strides
 from cml_engine.ops.declaration.choice import about
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
+from cml_engine.ops.declaration.hardware import hardware_table
 from cml_engine.ops.declaration.lowering import MAX_ITERATIONS, Lowering
 from cml_engine.ops.declaration.packing import BlockFormat, Packing, pack_blocks
 from cml_engine.ops.declaration.spec import Case, Cost, Defines, Dispatch, engine_kernel
@@ -35,8 +36,8 @@ class MatmulTile:
     cols: int
     group: int
     lanes: int
-    #: GFLOPS measured on llvmpipe; on a GPU an estimate from reads per multiply-add, 1 = best
-    speed: float
+    #: GFLOPS measured on llvmpipe
+    speed: float = 0.0
 
     @property
     def height(self) -> int:
@@ -61,14 +62,16 @@ _SOFTWARE_TILES = (
 _SHARING = ((16, 8, 28), (16, 4, 25), (8, 4, 20))
 #: the same of a single row, which each lane reads for itself
 _ROW = MatmulTile(1, 8, 32, 32, 2)
+#: the tiles of hardware; with 64 lanes to a row, A is the same for a wave and loaded as scalars
 _GPU_TILES = (
-    MatmulTile(8, 8, 64, 8, 1.0),
-    MatmulTile(4, 8, 64, 8, 0.7),
-    MatmulTile(4, 4, 64, 16, 0.5),
-    MatmulTile(1, 4, 64, 64, 0.25),
+    MatmulTile(8, 8, 64, 8),
+    MatmulTile(4, 8, 64, 8),
+    MatmulTile(4, 4, 64, 16),
+    MatmulTile(1, 4, 64, 64),
+    MatmulTile(4, 4, 64, 64),
+    MatmulTile(8, 4, 64, 64),
+    MatmulTile(16, 4, 64, 64),
 )
-#: a GPU with fewer workgroups than this stands partly idle
-_BUSY_GROUPS = 128
 
 
 def tiles_for(limits: Limits) -> tuple[MatmulTile, ...]:
@@ -89,17 +92,20 @@ def shares_rows(limits: Limits) -> bool:
     return limits.software and limits.subgroup_size >= 8
 
 
-def choose_tile(rows: int, columns: int, batch: int, limits: Limits) -> MatmulTile:
+def choose_tile(rows: int, columns: int, inner: int, batch: int, limits: Limits) -> MatmulTile:
     """Returns the tile with the least expected time.
 
-    It counts the results past the edges that are computed in vain, the tile's speed, and on a GPU
-    whether there are enough workgroups.
+    It counts the results past the edges that are computed in vain, and the tile's speed; on
+    hardware it is the modelled time.
     """
 
     def time(tile: MatmulTile) -> float:
         groups = batch * -(-rows // tile.height) * -(-columns // tile.width)
-        groups = groups if limits.software else max(groups, _BUSY_GROUPS)
-        return groups * tile.rows * tile.cols / tile.speed
+        if limits.software:
+            return groups * tile.rows * tile.cols / tile.speed
+        # eight of k at a time; the first stand before the loop
+        turns = [max(-(-inner // 4) - 1, 0) // 2]
+        return hardware_table().seconds(f"matmul tile {tile}", groups, turns)
 
     return min(tiles_for(limits), key=time)
 
@@ -330,7 +336,7 @@ def _columns_last(p: MatrixProduct) -> tuple[MatrixProduct, list[Dispatch]]:
 
 
 def default_tile(p: MatrixProduct) -> MatmulTile:
-    return choose_tile(p.rows, p.columns, prod(p.batch), p.op.limits)
+    return choose_tile(p.rows, p.columns, p.inner, prod(p.batch), p.op.limits)
 
 
 def _k_last(p: MatrixProduct) -> MatrixProduct:
@@ -365,6 +371,7 @@ def lower_tiles(p: MatrixProduct, tile: MatmulTile) -> Iterator[Dispatch]:
         "COLS": tile.cols,
         "COLUMN_LANES": tile.lanes,
         "GROUP": tile.group,
+        **({} if p.op.limits.software else {"AHEAD": 1}),
         **({"SHARE": 1} if share and tile.lanes == tile.group else {}),
         **({"A_VECTOR": 1, "T0_TYPE": "float4"} if a_vector else {}),
         **({"B_VECTOR": 1, "T1_TYPE": vector} if b_vector else {}),

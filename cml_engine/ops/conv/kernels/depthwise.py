@@ -23,14 +23,15 @@ from cml_engine.ops.conv.node import (
 )
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
+from cml_engine.ops.declaration.hardware import hardware_table
 from cml_engine.ops.declaration.spec import Dispatch, engine_kernel
 from cml_engine.ops.declaration.variant import KernelVariant
 
 #: a larger window has more taps than registers hold beside the sums
 _MOST_TAPS = 25
 _TILE_X = 4
-#: rows of a tile: hardware wants more threads, with fewer registers each
-_SOFTWARE_TILE_Y, _TILE_Y = 4, 2
+#: rows of a tile on a software driver
+_SOFTWARE_TILE_Y = 4
 #: rows and columns of the tiles for the tuner
 _TILES = ((1, 4), (2, 2), (2, 4), (4, 4))
 
@@ -48,16 +49,34 @@ def is_possible(conv: Conv) -> bool:
 
 
 def default_tile(conv: Conv) -> ConvTile:
-    """Returns the default tile of a thread: rows by columns of results."""
-    return ConvTile(_SOFTWARE_TILE_Y if conv.op.limits.software else _TILE_Y, _TILE_X, GROUP)
+    """Returns the default tile of a thread: rows by columns of results.
+
+    On hardware it is the one with the least modelled time, which is that of 3x3.
+    """
+    if conv.op.limits.software:
+        return ConvTile(_SOFTWARE_TILE_Y, _TILE_X, GROUP)
+    tiles = (ConvTile(rows, columns, GROUP) for rows, columns in _TILES)
+    return min(tiles, key=lambda t: hardware_table().seconds(f"depthwise {t}", _groups(conv, t)))
+
+
+def _groups(conv: Conv, tile: ConvTile) -> int:
+    return -(-_threads(conv, tile) // tile.group)
+
+
+def _threads(conv: Conv, tile: ConvTile) -> int:
+    tiles_y, tiles_x = _tiles(conv, tile)
+    return conv.shape.batch * conv.in_blocks * tiles_y * tiles_x
+
+
+def _tiles(conv: Conv, tile: ConvTile) -> tuple[int, int]:
+    rows, columns = conv.shape.narrow
+    return -(-rows // tile.rows), -(-columns // tile.columns)
 
 
 def lower_depthwise(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     shape = conv.shape
     x = yield from blocks_of(conv)
-    tiles_y = -(-shape.narrow[0] // tile.rows)
-    tiles_x = -(-shape.narrow[1] // tile.columns)
-    threads = shape.batch * conv.in_blocks * tiles_y * tiles_x
+    tiles_y, tiles_x = _tiles(conv, tile)
     epilogue = epilogue_of(
         conv.op, 3, vector=conv.out_c4, appends_to_bias=has_multipliers_after_bias(conv)
     )
@@ -73,11 +92,11 @@ def lower_depthwise(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
         "GROUP": tile.group,
     }
     yield Dispatch(
-        groups=-(-threads // tile.group),
+        groups=_groups(conv, tile),
         tensors=(x, packed_depthwise(conv), bias, *epilogue.tensors, conv.op.out_names[0]),
         params={
             **epilogue.params,
-            "threads": threads,
+            "threads": _threads(conv, tile),
             "tiles_y": tiles_y,
             "tiles_x": tiles_x,
             "blocks": conv.in_blocks,

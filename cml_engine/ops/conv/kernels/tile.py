@@ -34,6 +34,7 @@ from cml_engine.ops.conv.node import (
 )
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import EpilogueArgs, epilogue_of
+from cml_engine.ops.declaration.hardware import hardware_table
 from cml_engine.ops.declaration.lowering import LOOP_ITERATIONS, MAX_ITERATIONS
 from cml_engine.ops.declaration.packing import BlockFormat
 from cml_engine.ops.declaration.spec import Cost, Defines, Dispatch, engine_kernel
@@ -49,34 +50,40 @@ PARAMS = (
 _ROWS_SPEED = {4: 23, 8: 38, 16: 54}
 #: the relative time of products that leave out the inputs of other groups
 _GUARD_COST = 2
-_COLUMNS = (4, 2, 1)
+_COLUMNS = 4
 #: positions per thread if each lane of a software driver loads the filter itself
 _COLUMNS_APART = 8
-#: workgroups that keep hardware busy; with fewer, threads compute fewer positions each
-_BUSY_GROUPS = 256
 #: rows and columns of the tiles for the tuner; a CPU holds more sums than a GPU's registers do
 _SOFTWARE_TILES = ((4, 4), (8, 4), (8, 8), (16, 4), (16, 8), (32, 4))
-_TILES = ((4, 4), (8, 1), (8, 2), (8, 4), (16, 1), (16, 2), (16, 4))
+_TILES = ((4, 1), (4, 2), (4, 4), (8, 1), (8, 2), (8, 4), (16, 1), (16, 2), (16, 4))
+#: the same of depthwise convolutions
+_DEPTHWISE_TILES = ((4, 1), (4, 2), (4, 4))
 #: sizes of workgroups for the tuner on hardware, with the default tile
 _GROUPS = (32, 128)
 #: rows of the tiles that meet most inputs, and inputs of a plain conv's loop over a tap
 _MOST_ROWS, _PLAIN_INPUTS = 32, 8
 
 
-def tile_of(conv: Conv, positions: int, batches: int = 1) -> ConvTile:
-    """Returns the tile for ``batches`` products of all output channels by ``positions``.
+def software_tile(conv: Conv) -> ConvTile:
+    """Returns the tile for a software driver: as many rows as gain, but few that are padding.
 
-    It has as many rows as the registers hold, but few that are padding. A software driver runs a
-    small workgroup as fast as a large one and wastes less; hardware needs many of them.
+    It runs a small workgroup as fast as a large one and wastes less.
     """
     rows = 4 if is_depthwise(conv) else min(_ROWS_SPEED, key=lambda r: _rows_cost(conv, r))
-    if conv.op.limits.software:
-        return ConvTile(rows, _COLUMNS[0] if shares_loads(conv) else _COLUMNS_APART, SOFTWARE_GROUP)
-    row_blocks = -(-conv.shape.out_channels // rows)
-    for columns in _COLUMNS:
-        if batches * row_blocks * positions // (columns * GROUP) >= _BUSY_GROUPS:
-            break
-    return ConvTile(rows, columns, GROUP)
+    return ConvTile(rows, _COLUMNS if shares_loads(conv) else _COLUMNS_APART, SOFTWARE_GROUP)
+
+
+def direct_seconds(conv: Conv, tile: ConvTile) -> float:
+    """Returns the modelled time of this kernel on hardware."""
+    groups, params = tile_params(conv, tile)
+    *outer, line = params["k_size"]
+    # a phase of a deconv meets every up-th tap
+    turns = [*outer, line / prod(params["up"])]
+    kind = "depthwise " if is_depthwise(conv) else "transposed " if conv.transposed else ""
+    if not is_depthwise(conv):
+        # TURN of conv.hlsl: the first block stands before the loop, whose turns are one or two
+        turns.append(max(params["band"] - 1, 0) // (1 if tile.columns > 2 else 2))
+    return hardware_table().seconds(f"{kind}tile {tile}", groups, turns)
 
 
 def _rows_cost(conv: Conv, rows: int) -> float:
@@ -92,9 +99,12 @@ def cost_per_result(conv: Conv, rows: int) -> int:
 
 
 def default_tile(conv: Conv) -> ConvTile:
-    """Returns the default tile, :func:`tile_of` for the node's positions and phases."""
-    steps, phases = phases_of(conv)
-    return tile_of(conv, conv.shape.batch * prod(steps), phases)
+    """Returns the default tile; on hardware the one with the least modelled time."""
+    if conv.op.limits.software:
+        return software_tile(conv)
+    sizes = _DEPTHWISE_TILES if is_depthwise(conv) else _TILES
+    tiles = (ConvTile(rows, columns, GROUP) for rows, columns in sizes)
+    return min(tiles, key=lambda tile: direct_seconds(conv, tile))
 
 
 def fitting_tiles(conv: Conv, sizes: Iterable[tuple[int, int]]) -> list[ConvTile]:
@@ -107,7 +117,7 @@ def fitting_tiles(conv: Conv, sizes: Iterable[tuple[int, int]]) -> list[ConvTile
 def tiles(conv: Conv) -> list[ConvTile]:
     """Returns the tiles that an autotuner should try."""
     if is_depthwise(conv):
-        return [ConvTile(4, columns, default_group(conv)) for columns in (1, 2, 4)]
+        return [ConvTile(*size, default_group(conv)) for size in _DEPTHWISE_TILES]
     if conv.op.limits.software:
         return fitting_tiles(conv, _SOFTWARE_TILES)
     usual = default_tile(conv)
@@ -119,7 +129,7 @@ def lower_tile(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     x = yield from blocks_of(conv)
     filter = yield from packed_filter(conv, tile.rows)
     form = block_format(conv, tile.rows)
-    defines = {"DEPTHWISE": int(is_depthwise(conv))}
+    defines = {"DEPTHWISE": int(is_depthwise(conv)), **loads_ahead(conv)}
     yield from launch_product(conv, tile, x, filter, tile_params(conv, tile), defines, form)
 
 
@@ -210,6 +220,14 @@ def shares_loads(conv: Conv) -> bool:
     return conv.op.limits.software and conv.op.limits.subgroup_size >= 8
 
 
+def loads_ahead(conv: Conv) -> Defines:
+    """Returns the define that loads inputs before they are needed, on hardware.
+
+    A software driver runs no other waves while it waits, and it does not wait for loads.
+    """
+    return {} if conv.op.limits.software else {"AHEAD": 1}
+
+
 def moves_wide(conv: Conv) -> bool:
     """Returns True if floats should move as 64-bit integers: on a software driver that has them.
 
@@ -298,6 +316,7 @@ def _lower_long(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
         **product_defines(conv, tile),
         **window_defines(conv),
         "DEPTHWISE": int(is_depthwise(conv)),
+        **loads_ahead(conv),
     }
     form = block_format(conv, tile.rows)
     few_bits = (form.params, form.defines) if form else ({}, {})

@@ -17,12 +17,17 @@ from cml_engine.ir.graph import Array
 from cml_engine.ir.layout import FIXED8
 from cml_engine.ops.conv.cases import conv_case
 from cml_engine.ops.conv.kernels.tile import (
+    default_tile as default_direct_tile,
+)
+from cml_engine.ops.conv.kernels.tile import (
+    direct_seconds,
     fitting_tiles,
+    loads_ahead,
     moves_wide,
     product_defines,
     shares_loads,
+    software_tile,
     store_defines,
-    tile_of,
     wide_defines,
 )
 from cml_engine.ops.conv.node import (
@@ -36,6 +41,7 @@ from cml_engine.ops.conv.node import (
 )
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
+from cml_engine.ops.declaration.hardware import hardware_table
 from cml_engine.ops.declaration.packing import Packing
 from cml_engine.ops.declaration.spec import Dispatch, engine_kernel, word
 from cml_engine.ops.declaration.variant import KernelVariant
@@ -48,9 +54,9 @@ _INPUT, _PRODUCT, _OUTPUT = (word("stage", name) for name in ("input", "product"
 _POINTS = 36
 #: bytes of one scratch tensor; further tiles are computed in another round
 _MAX_SCRATCH = 16 << 20
-#: fewer channels leave the transforms dearer than the products that they save: on hardware; where
-#: a software driver shares loads, so that its direct way (row tiles) is fast; where not
-_LEAST_CHANNELS, _SHARED_LEAST_CHANNELS, _SOFTWARE_LEAST_CHANNELS = 16, 32, 12
+#: fewer channels leave a software driver's transforms dearer than the saved products: where
+#: it shares loads, so that its direct way (row tiles) is fast; where not
+_SHARED_LEAST_CHANNELS, _SOFTWARE_LEAST_CHANNELS = 32, 12
 #: fewer tiles leave the filter, four times as large as it was, dearer to read than to multiply
 _LEAST_TILES = 64
 #: the largest ratio of computed to needed results (due to whole tiles and workgroups) by default,
@@ -84,15 +90,15 @@ def is_faster(conv: Conv) -> bool:
     shape = conv.shape
     if block_format(conv, 4):
         return False
-    least = _LEAST_CHANNELS
-    if conv.op.limits.software:
-        least = _SHARED_LEAST_CHANNELS if shares_loads(conv) else _SOFTWARE_LEAST_CHANNELS
+    if not conv.op.limits.software:
+        return _seconds(conv) < direct_seconds(conv, default_direct_tile(conv))
+    least = _SHARED_LEAST_CHANNELS if shares_loads(conv) else _SOFTWARE_LEAST_CHANNELS
     if min(shape.in_channels, shape.out_channels) < least:
         return False
     tiles = _count_tiles(conv)
     if tiles < _LEAST_TILES:
         return False
-    return _waste(conv, _tile(conv, tiles)) <= _MOST_WASTE
+    return _waste(conv, default_tile(conv)) <= _MOST_WASTE
 
 
 def _waste(conv: Conv, tile: ConvTile) -> float:
@@ -102,16 +108,40 @@ def _waste(conv: Conv, tile: ConvTile) -> float:
 
 
 def default_tile(conv: Conv) -> ConvTile:
-    """Returns the default tile of the stage that multiplies."""
-    return _tile(conv, _tiles_of_round(conv))
-
-
-def _tile(conv: Conv, count: int) -> ConvTile:
-    tile = tile_of(conv, count, _POINTS)
+    """Returns the default tile of the stage that multiplies; on hardware the one with the least
+    modelled time."""
+    if not conv.op.limits.software:
+        tiles = [ConvTile(rows, columns, GROUP) for rows, columns in _TILES]
+        return min(tiles, key=lambda tile: _product_seconds(conv, tile, _tiles_of_round(conv)))
+    tile = software_tile(conv)
     rows = max(tile.rows, _EIGHT)
     if shares_loads(conv) and -conv.shape.out_channels % _SHARED_ROWS < _EIGHT:
         rows = _SHARED_ROWS
     return _grouped(conv, replace(tile, rows=rows))
+
+
+def _seconds(conv: Conv) -> float:
+    """Returns the modelled time of all stages on hardware, with the default tile."""
+    table, tile = hardware_table(), default_tile(conv)
+    pairs, out_blocks = -(-conv.in_blocks // 2), -(-conv.shape.out_channels // 4)
+    moved = 16.0 * (_POINTS + 16)  # bytes of a block of a tile, and of its results or inputs
+    total = 0.0
+    for _, tiles in _rounds_of(conv):
+        total += _product_seconds(conv, tile, tiles)
+        for stage, blocks in (("input", 2 * pairs), ("output", out_blocks)):
+            groups = -(-tiles * blocks // GROUP)
+            total += table.seconds(f"winograd {stage}", groups, nbytes=moved * tiles * blocks)
+    return total
+
+
+def _product_seconds(conv: Conv, tile: ConvTile, tiles: int) -> float:
+    in_blocks, out_blocks = conv.in_blocks, -(-conv.shape.out_channels // 4)
+    row_blocks = -(-conv.shape.out_channels // tile.rows)
+    groups = _POINTS * -(-tiles // tile.positions) * row_blocks
+    # the first pair stands before the loop
+    turns = [max(-(-in_blocks // 2) - 1, 0)]
+    nbytes = 16.0 * _POINTS * (tiles * (in_blocks + out_blocks) + 4 * in_blocks * out_blocks)
+    return hardware_table().seconds(f"winograd {tile}", groups, turns, nbytes)
 
 
 def _grouped(conv: Conv, tile: ConvTile) -> ConvTile:
@@ -142,6 +172,13 @@ def _tiles_of_round(conv: Conv) -> int:
     return min(tiles, most * _RUN)
 
 
+def _rounds_of(conv: Conv) -> Iterator[tuple[int, int]]:
+    """Yields the first tile and the number of tiles of each round."""
+    total, most = _count_tiles(conv), _tiles_of_round(conv)
+    for first in range(0, total, most):
+        yield first, min(most, total - first)
+
+
 def _words_of_run(channels: int) -> int:
     return _POINTS * _RUN * _EIGHT * -(-channels // _EIGHT)
 
@@ -152,8 +189,7 @@ def lower_winograd(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     bias = yield from pack_bias(conv)
     in_blocks, out_blocks = conv.in_blocks, -(-shape.out_channels // 4)
     tiles_y, tiles_x = (-(-n // 4) for n in shape.narrow)
-    total, round_tiles = _count_tiles(conv), _tiles_of_round(conv)
-    runs = -(-round_tiles // _RUN)
+    runs = -(-_tiles_of_round(conv) // _RUN)
     values = conv.op.scratch(_words_of_run(shape.in_channels) * runs)
     sums = conv.op.scratch(_words_of_run(shape.out_channels) * runs)
     params = {
@@ -170,8 +206,7 @@ def lower_winograd(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
         "out_height": shape.narrow[0],
         "out_width": shape.narrow[1],
     }
-    for first in range(0, total, round_tiles):
-        tiles = min(round_tiles, total - first)
+    for first, tiles in _rounds_of(conv):
         parts = -(-tiles // tile.positions)
         stated = {**params, "first_tile": first, "tiles": tiles, "parts": parts}
         yield from _round(conv, (x, values, sums, bias), stated, tile)
@@ -219,6 +254,7 @@ def _round(
             "WIDE": int(wide),
             "FIXED": int(conv.half),
             **product_defines(conv, tile),
+            **loads_ahead(conv),
             **_PRODUCT,
         },
     )
@@ -233,6 +269,7 @@ def _round(
             "WIDE": int(wide),
             **stored,
             **wide_defines(conv, stored, "OUTPUT"),
+            **loads_ahead(conv),
             **_OUTPUT,
         },
     )

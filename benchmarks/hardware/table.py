@@ -1,0 +1,115 @@
+"""Writes the table of modelled kernels by which the engine's rules choose on hardware."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+import cml_engine as cml
+from benchmarks.hardware.model import CARDS, LAUNCH
+from benchmarks.hardware.radv import Radv
+from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.plan import Plan, Step
+from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.cooked.profiles import PROFILES
+from cml_engine.gpu.shaders.hlsl import compile_spirv, step_key
+from cml_engine.ir.graph import Graph
+from cml_engine.ops import load_families
+from cml_engine.ops.declaration.choice import VariantTable
+from cml_engine.ops.declaration.hardware import FILE
+from cml_engine.runtime.session.compile_graph import CompileOptions, make_plan
+
+#: the card of the table
+_CARD = "RX 6800"
+#: channels of the layers: whole tiles of every size
+_CHANNELS = 64
+
+
+def write_table() -> str:
+    """Writes ``hardware.json``; returns a line that says what is in it."""
+    card = CARDS[_CARD]
+    radv = Radv(card.family)
+    kernels: dict[str, Any] = {}
+    for prefix, step in _steps():
+        kernel = radv.compile(compile_spirv(step_key(step, {})))
+        busy, alone = kernel.listing.cycles_by_depth(card.latency(kernel.wave))
+        kernels[_name(prefix, step)] = {
+            "waves": kernel.waves,
+            "busy": [round(c) for c in busy],
+            "alone": [round(c) for c in alone],
+        }
+    stored = {
+        "source": f"python -m benchmarks.hardware --write: cycles of a wave on {card.name}, "
+        "compiled by AMD's compiler and modelled, not run",
+        "card": {
+            "simds": card.units * card.simds,
+            "clock": card.clock,
+            "memory": card.cache,
+            "launch": LAUNCH,
+        },
+        "kernels": dict(sorted(kernels.items())),
+    }
+    # a line for each kernel
+    text = re.sub(r"(?<=[\[{0-9,])\n {3,4}|\n {2,3}(?=[\]}])", " ", json.dumps(stored, indent=1))
+    FILE.write_text(text + "\n", encoding="utf-8")
+    return f"{FILE}: {len(kernels)} kernels"
+
+
+def _name(prefix: str, step: Step) -> str:
+    stage = next((n for n in ("input", "output") if f"stage_is_{n}" in step.defines), "")
+    return f"winograd {stage}" if stage else f"{prefix}{step.variant}"
+
+
+def _steps() -> Iterator[tuple[str, Step]]:
+    """Yields a step of every kernel of the table, with a word before its name."""
+    load_families()
+    for prefix, variants, key, graph in _networks():
+        choice = next(choice for choice in _plan(graph).choices if key in choice.key)
+        for option in choice.options:
+            if option.endswith(_GROUPS) and option.startswith(variants):
+                plan = _plan(graph, VariantTable.forcing(choice.key, option))
+                for step in plan.steps:
+                    if step.title == choice.node and str(step.path) in _PATHS:
+                        yield prefix, step
+
+
+#: the kernels of the table; others of the same operators copy
+_PATHS = ("conv/conv.hlsl", "conv/winograd.hlsl", "conv/depthwise.hlsl", "matmul/matmul.hlsl")
+#: the ends of their names: of workgroups of one wave
+_GROUPS = (" by 64", " by 8x8", " by 4x16", " by 1x64")
+
+
+def _plan(graph: Graph, table: VariantTable | None = None) -> Plan:
+    options = PlanOptions() if table is None else PlanOptions(variants=table)
+    compiled = CompileOptions(plan=options, tuned=False, cpu="refuse")
+    return make_plan(optimize(graph, frozenset()), PROFILES["discrete"], compiled, written=graph)
+
+
+def _networks() -> Iterator[tuple[str, tuple[str, ...], str, Graph]]:
+    """Yields graphs: the word before the names of their kernels, the variants of the table, a part
+    of the key of the choice between them, and the graph. Layers stand between others, as most do.
+    """
+    rng = np.random.default_rng(0)
+
+    def weights(*shape: int) -> np.ndarray[Any, Any]:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    c = _CHANNELS
+    for prefix, variants, op, shape, attrs in (
+        ("", ("tile", "winograd"), "conv", (c, c, 3, 3), {}),
+        ("depthwise ", ("tile",), "conv", (c, 1, 3, 3), {"groups": 0, "stride": [2, 2]}),
+        ("", ("depthwise",), "conv", (c, 1, 3, 3), {"groups": 0}),
+        ("transposed ", ("tile",), "deconv", (c, c, 3, 3), {"stride": [2, 2]}),
+    ):
+        builder = cml.GraphBuilder("layers")
+        x: Any = builder.input("x", [1, c, 64, 64])
+        x = builder.conv(x, weights(c, c, 1, 1))
+        x = getattr(builder, op)(x, weights(*shape), weights(1, c), **attrs)
+        yield prefix, variants, f"{op} 3x3", builder.graph(y=builder.conv(x, weights(c, c, 1, 1)))
+    builder = cml.GraphBuilder("product")
+    x = builder.input("x", [256, 256])
+    yield "matmul ", ("tile",), "matmul", builder.graph(y=builder.matmul(x, weights(256, 256)))

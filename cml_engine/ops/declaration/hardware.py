@@ -1,0 +1,78 @@
+"""The modelled time of kernels on hardware, by which the rules choose between them.
+
+``hardware.json`` is generated: ``python -m benchmarks.hardware --write`` compiles each kernel with
+AMD's compiler and counts its cycles (docs/design/performance.md states the model). The table is of
+one card. Other hardware has other times, but seldom another order; tuning measures it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from math import inf
+from operator import mul
+from pathlib import Path
+
+FILE = Path(__file__).with_name("hardware.json")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCycles:
+    """The cycles of a wave: outside of a kernel's loops, and in a turn of each, outermost first.
+
+    ``busy`` counts those in which its SIMD computes, ``alone`` those that pass if no other wave is
+    there. ``waves`` are the waves that fit a SIMD.
+    """
+
+    waves: int
+    busy: tuple[float, ...]
+    alone: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareTable:
+    """A card, and its kernels by name: ``tile 16x4 by 64``.
+
+    ``simds`` is the number of SIMDs, ``clock`` in 1/s; ``memory`` is in bytes per second and
+    ``launch`` the seconds of a dispatch without work.
+    """
+
+    simds: int
+    clock: float
+    memory: float
+    launch: float
+    kernels: dict[str, KernelCycles]
+
+    def seconds(
+        self, kernel: str, groups: int, turns: Sequence[float] = (), nbytes: float = 0.0
+    ) -> float:
+        """Returns the time of a dispatch of ``groups`` workgroups of one wave each, infinity for
+        a kernel that is not in the table.
+
+        ``turns`` are those of its loops, the outermost first; ``nbytes`` is what it moves.
+        """
+        cycles = self.kernels.get(kernel)
+        if cycles is None:  # the table is being written
+            return inf
+        executed = [1.0, *accumulate(turns, mul)]
+        busy: float = sum(map(mul, cycles.busy, executed))
+        alone: float = sum(map(mul, cycles.alone, executed))
+        deep = -(-groups // self.simds)
+        rounds = -(-deep // min(cycles.waves, max(deep, 1)))
+        bounds = deep * busy / self.clock, rounds * alone / self.clock, nbytes / self.memory
+        return self.launch + max(bounds)
+
+
+@cache
+def hardware_table() -> HardwareTable:
+    """Returns the table of ``hardware.json``."""
+    stored = json.loads(FILE.read_text(encoding="utf-8"))
+    kernels = {
+        name: KernelCycles(row["waves"], tuple(row["busy"]), tuple(row["alone"]))
+        for name, row in stored["kernels"].items()
+    }
+    card = stored["card"]
+    return HardwareTable(card["simds"], card["clock"], card["memory"], card["launch"], kernels)

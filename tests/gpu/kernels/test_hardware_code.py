@@ -1,0 +1,79 @@
+"""The kernels that hardware takes, as AMD's compiler compiles them for a card that is not there."""
+
+import pytest
+
+from benchmarks.hardware.model import CARDS
+from benchmarks.hardware.networks import estimate_network, plan_for
+from benchmarks.hardware.radv import Radv, RadvError, library
+from benchmarks.models import AGENTS
+from cml_engine.formats.loading import load
+from cml_engine.gpu.shaders.hlsl import compile_spirv
+from cml_engine.ir.limits import Limits
+from cml_engine.ops.conv.kernels import depthwise, tile, winograd
+from cml_engine.ops.declaration.hardware import hardware_table
+from cml_engine.ops.matmul.gpu import tiles_for
+
+pytestmark = pytest.mark.skipif(library() is None, reason="Mesa's RADV is not installed")
+
+CARD = CARDS["RX 6800"]
+#: executed instructions per multiply-add of the demo's networks: a change may not add to them
+PER_PRODUCT = {"upres": 3.85, "texture": 4.7, "population": 5.6}
+#: the fewest waves of a SIMD, of 16; Winograd's stages hold a tile in registers, and large register
+#: tiles the sums of many products, which need no other wave
+LEAST_WAVES = {"winograd input": 3, "winograd output": 2, "winograd product": 3, "conv": 3}
+USUAL_WAVES = 4
+
+
+@pytest.fixture(scope="module")
+def radv():
+    try:
+        return Radv(CARD.family)
+    except RadvError as error:
+        pytest.skip(f"RADV has no {CARD.family}: {error}")
+
+
+def waves_of(step):
+    stem = str(step.path).rpartition("/")[2].removesuffix(".hlsl")
+    stage = next(
+        (f" {n}" for n in ("input", "product", "output") if f"stage_is_{n}" in step.defines), ""
+    )
+    return LEAST_WAVES.get(stem + stage, USUAL_WAVES)
+
+
+@pytest.mark.parametrize("agent", sorted(PER_PRODUCT))
+def test_demo_kernels_fit_the_registers_and_add_no_instructions(agent, radv):
+    plan = plan_for(load(AGENTS / f"{agent}.nnef"), "discrete")
+    network = estimate_network(agent, plan, CARD, lambda key: radv.compile(compile_spirv(key)), ())
+    assert len(network.steps) == len(plan.steps)
+    for found in network.steps:
+        assert found.kernel.spills == 0, found.step
+        assert found.kernel.waves >= waves_of(found.step), found.step
+    assert sum(network.per_product.values()) <= PER_PRODUCT[agent]
+    assert network.roof < network.seconds < 1e-3
+
+
+def test_large_tiles_spend_most_instructions_on_products():
+    """A turn of a loop of 16 rows is products but for at most 40 %."""
+    for name, loop in (("tile 16x4 by 64", 256), ("winograd 16x4 by 64", 512)):
+        cycles = hardware_table().kernels[name]
+        assert 2 * loop / cycles.busy[-1] > 0.85, name
+
+
+def test_the_table_has_every_tile_that_the_rules_compare():
+    kernels = hardware_table().kernels
+    direct = [f"{kind}tile {r}x{c} by 64" for kind in ("", "transposed ") for r, c in tile._TILES]
+    by_channel = [f"depthwise tile {r}x{c} by 64" for r, c in tile._DEPTHWISE_TILES]
+    near = [f"depthwise {r}x{c} by 64" for r, c in depthwise._TILES]
+    stages = [f"winograd {r}x{c} by 64" for r, c in winograd._TILES]
+    products = [f"matmul tile {t}" for t in tiles_for(Limits())]
+    transforms = ["winograd input", "winograd output"]
+    assert sorted(kernels) == sorted(direct + by_channel + near + stages + products + transforms)
+
+
+def test_a_wave_that_fills_a_card_is_as_long_as_one():
+    table = hardware_table()
+    one, full, more = (
+        table.seconds("tile 16x4 by 64", groups, [1, 3, 3, 15])
+        for groups in (1, table.simds, table.simds + 1)
+    )
+    assert one == full < more

@@ -1,0 +1,95 @@
+"""Machine code as text: what the judge of hardware's kernels reads in it."""
+
+import pytest
+
+from benchmarks.hardware.listing import (
+    FMA,
+    JUMP,
+    MEMORY,
+    SCALAR,
+    SCALAR_LOAD,
+    SHARED,
+    VECTOR,
+    WAIT,
+    Latencies,
+    Nest,
+    amd_listing,
+    nvidia_listing,
+)
+
+RDNA = """\
+BB0:
+\ts_load_dwordx4 s[8:11], s[2:3], null                        ; f4080201 fa000000
+\ts_waitcnt lgkmcnt(0)                                        ; bf8cc07f
+\tv_mul_lo_u32 v2, 36, v2                                     ; d5690002
+BB1:
+\ts_cmp_ge_u32 s7, s10                                        ; bf090a07
+\ts_cbranch_scc1 BB3                                          ; bf850105
+BB2:
+\tbuffer_load_dwordx4 v[20:23], v18, s[12:15], 0 offen        ; e0381000
+(invalid instruction)                                        ; f4281a08
+(invalid instruction)                                        ; d0000000
+\ts_waitcnt vmcnt(0) lgkmcnt(0)                               ; bf8c0070
+\tv_fmac_f32_e32 v17, s12, v20                                ; 5622280c
+\tv_fmac_f32_e32 v16, s13, v20                                ; 5620280d
+\ts_branch BB1                                                ; bf82fef1
+BB3:
+\tds_write_b128 v1, v[2:5]                                    ; d9bc0000
+\ts_endpgm                                                    ; bf810000
+"""
+SASS = """\
+        .section .text.main
+.text.main:
+        /*0000*/                   MOV R1, c[0x0][0x28] ;
+.L_x_1:
+        /*0010*/                   LDG.E.128.CONSTANT R4, [R2.64] ;
+        /*0020*/                   FFMA R8, R4, R5, R8 ;
+        /*0030*/              @!P0 BRA `(.L_x_1) ;
+        /*0040*/                   EXIT ;
+.L_x_2:
+        /*0050*/                   BRA `(.L_x_2);
+"""
+
+
+def test_a_loop_of_rdna_counts_its_turns():
+    listing = amd_listing(RDNA)
+    assert listing.loops == [(1, 2)]
+    counts = listing.counts(Nest([10]))
+    assert counts[FMA] == 20 and counts[MEMORY] == 10
+    assert counts[SCALAR_LOAD] == 11  # one is unknown to the disassembler
+    assert counts[VECTOR] == 1 and counts[SHARED] == 1
+    assert counts[SCALAR] == 10 and counts[WAIT] == 11 and counts[JUMP] == 21
+    moved = listing.moved(Nest([10]))
+    assert moved[MEMORY] == 160 and moved[SHARED] == 16 and moved[SCALAR_LOAD] == 16 + 160
+
+
+def test_a_wave_alone_waits_for_its_loads():
+    listing = amd_listing(RDNA)
+    free, slow = (Latencies(2, dict.fromkeys((SCALAR_LOAD, MEMORY, SHARED), n)) for n in (0, 100))
+    turns = Nest([10])
+    waits = listing.cycles_alone(turns, slow) - listing.cycles_alone(turns, free)
+    assert 1000 < waits < 1200  # once before the loop, once in each turn
+    busy, alone = listing.cycles_by_depth(slow)
+    assert busy == [8.0, 4.0]  # a 32-bit product takes four times as long as others
+    assert alone[1] == pytest.approx(100 + 4, abs=8)
+
+
+def test_a_load_ahead_of_its_turn_costs_no_wait():
+    ahead = RDNA.replace("vmcnt(0)", "vmcnt(1)").replace("v[20:23], v18", "v[24:27], v18")
+    latencies = Latencies(2, {SCALAR_LOAD: 0, MEMORY: 10, SHARED: 0})
+    assert (
+        amd_listing(ahead).cycles_alone(Nest([10]), latencies)
+        < amd_listing(RDNA).cycles_alone(Nest([10]), latencies) - 50
+    )
+
+
+def test_merged_loops_keep_their_products():
+    assert amd_listing(RDNA).counts(Nest([3, 5]))[FMA] == 30
+
+
+def test_sass_has_loops_and_wide_loads():
+    listing = nvidia_listing(SASS)
+    assert listing.loops == [(1, 1)]
+    counts = listing.counts(Nest([4]))
+    assert counts[FMA] == 4 and counts[MEMORY] == 4
+    assert listing.moved(Nest([4]))[MEMORY] == 64
