@@ -15,7 +15,8 @@ from typing import Any
 
 import cml_engine as cml
 from benchmarks import command
-from benchmarks.hardware import nvidia
+from benchmarks.contenders import Unavailable
+from benchmarks.hardware import nvidia, peer
 from benchmarks.hardware.capture import NagaCapture
 from benchmarks.hardware.model import CARDS, Card
 from benchmarks.hardware.networks import (
@@ -26,6 +27,7 @@ from benchmarks.hardware.networks import (
     plan_for,
     record,
 )
+from benchmarks.hardware.peer import NcnnCapture
 from benchmarks.hardware.radv import Radv, RadvError
 from benchmarks.hardware.table import write_table
 from benchmarks.models import load_network
@@ -67,6 +69,20 @@ def _naga(radv: Radv, capture: NagaCapture) -> Compiler:
     return compile
 
 
+def print_peer(models: Sequence[str], card: Card) -> None:
+    """Prints a table of ncnn's kernels for each network that ncnn takes, on one of AMD's cards."""
+    try:
+        capture, radv = NcnnCapture(), Radv(card.family)
+    except _ERRORS as error:
+        raise SystemExit(f"error: {error}") from None
+    for model in models:
+        try:
+            table = peer.markdown(capture.kernels(model, radv))
+        except (RadvError, Unavailable) as error:
+            table = f"left out: {error}"
+        print(f"ncnn's kernels for {model} on {card.name} ({card.family})\n\n{table}\n", flush=True)
+
+
 def title(network: NetworkEstimate, profile: str, code: str) -> str:
     """Returns the line above a network's table."""
     kinds = ", ".join(
@@ -104,6 +120,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--write", action="store_true", help="write the table by which the rules choose, and end"
     )
+    parser.add_argument(
+        "--peer", action="store_true", help="compile ncnn's kernels for the networks, and end"
+    )
     options = parser.parse_args(arguments)
     if options.write:
         try:
@@ -112,6 +131,9 @@ def main(arguments: Sequence[str]) -> int:
             raise SystemExit(f"error: {error}") from None
         return 0
     command.fetch_assets()
+    if options.peer:
+        print_peer(command.chosen_models(options), CARDS[options.cards[0]])
+        return 0
     try:
         compilers = compilers_of([CARDS[name] for name in options.cards], options.code)
     except _ERRORS as error:

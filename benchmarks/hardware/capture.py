@@ -22,18 +22,26 @@ _SOURCE = Path(__file__).with_name("capture.c")
 _NAME = "VK_LAYER_CML_capture"
 
 
-class NagaCapture:
-    """A GPU whose shader modules are caught. Make it before any other GPU of the process."""
+class Capture:
+    """Catches what this process gives to Vulkan. Make it before any device of the process."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="cml-capture-")
-        self._path = Path(self._folder.name)
-        _build(self._path)
+        self.path = Path(self._folder.name)
+        _build(self.path)
         os.environ |= {
-            "CML_CAPTURE": str(self._path),
-            "VK_LAYER_PATH": str(self._path),
+            "CML_CAPTURE": str(self.path),
+            "VK_LAYER_PATH": str(self.path),
             "VK_INSTANCE_LAYERS": _NAME,
         }
+
+
+class NagaCapture:
+    """A GPU whose shader modules are caught."""
+
+    def __init__(self) -> None:
+        self._capture = Capture()
+        self._path = self._capture.path
         self._gpu = command.open_gpu()
 
     def spirv(self, key: ShaderKey) -> bytes:

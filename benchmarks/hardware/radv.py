@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,10 +40,13 @@ typedef struct { uint32_t type; void *next; uint32_t flags; size_t size; const v
 typedef struct { uint32_t binding, type, count, stages; void *samplers; } Binding;
 typedef struct { uint32_t type; void *next; uint32_t flags, count; Binding *bindings;
     } SetLayoutInfo;
+typedef struct { uint32_t stages, offset, size; } Range;
 typedef struct { uint32_t type; void *next; uint32_t flags, sets; uint64_t *layouts;
-    uint32_t ranges; void *range; } LayoutInfo;
+    uint32_t ranges; Range *range; } LayoutInfo;
+typedef struct { uint32_t id, offset; size_t size; } MapEntry;
+typedef struct { uint32_t count; MapEntry *entries; size_t size; const void *data; } Constants;
 typedef struct { uint32_t type; void *next; uint32_t flags, stage; uint64_t module;
-    const char *entry; void *constants; } StageInfo;
+    const char *entry; Constants *constants; } StageInfo;
 typedef struct { uint32_t type; void *next; uint32_t flags; StageInfo stage; uint64_t layout,
     base; int32_t index; } PipelineInfo;
 typedef struct { uint32_t type; void *next; uint64_t pipeline; } PipelineRef;
@@ -62,6 +66,8 @@ _EXECUTABLE = 1000269000
 _ROBUST, _INT64, _INT16 = 0, 40, 41
 _USED_11, _USED_12, _USED_13 = (0, 1), (2, 3, 7, 8, 31, 34, 41, 42), (7, 8, 11, 13)
 _CAPTURE_STATISTICS, _CAPTURE_CODE = 0x40, 0x80
+#: of push constants, as many as RADV has
+_PUSHED_BYTES = 128
 _STORAGE_BUFFER, _UNIFORM_BUFFER, _COMPUTE = 7, 6, 0x20
 _API = (1 << 22) | (3 << 12)
 #: SPIR-V's instructions, and a decoration
@@ -71,6 +77,14 @@ _OP_TYPE_POINTER, _STORAGE_CLASS_UNIFORM, _BUFFER_BLOCK = 32, 2, 3
 
 class RadvError(Exception):
     """Raised if RADV is not installed or refuses a kernel; its text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Specialization:
+    """The specialization constants of a pipeline: (id, offset, size) of each, and their data."""
+
+    entries: tuple[tuple[int, int, int], ...]
+    data: bytes
 
 
 @cache
@@ -170,8 +184,11 @@ class Radv:
         if result:
             raise RadvError(f"RADV cannot create {what} (VkResult {result})")
 
-    def compile(self, spirv: bytes) -> Kernel:
-        """Compiles a compute kernel; raises :class:`RadvError` if RADV refuses it."""
+    def compile(self, spirv: bytes, constants: Specialization | None = None) -> Kernel:
+        """Compiles a compute kernel with its specialization constants.
+
+        Raises :class:`RadvError` if RADV refuses it.
+        """
         new = self._ffi.new
         entry, bindings = interface_of(spirv)
         code = new("char[]", spirv)
@@ -186,18 +203,32 @@ class Radv:
             "uint64_t", self._function("vkCreateDescriptorSetLayout"), set_info
         )
         sets = new("uint64_t[1]", [set_layout])
+        pushed = new("Range *", (_COMPUTE, 0, _PUSHED_BYTES))
         layout = self._created(
             "uint64_t",
             self._function("vkCreatePipelineLayout"),
-            new("LayoutInfo *", {"type": 30, "sets": 1, "layouts": sets}),
+            new(
+                "LayoutInfo *",
+                {"type": 30, "sets": 1, "layouts": sets, "ranges": 1, "range": pushed},
+            ),
         )
         name = new("char[]", entry.encode())
+        given = constants or Specialization((), b"")
+        entries = new("MapEntry[]", list(given.entries))
+        data = new("char[]", given.data)
+        specialized = new("Constants *", (len(given.entries), entries, len(given.data), data))
         info = new(
             "PipelineInfo *",
             {
                 "type": 29,
                 "flags": _CAPTURE_STATISTICS | _CAPTURE_CODE,
-                "stage": {"type": 18, "stage": _COMPUTE, "module": module, "entry": name},
+                "stage": {
+                    "type": 18,
+                    "stage": _COMPUTE,
+                    "module": module,
+                    "entry": name,
+                    "constants": specialized,
+                },
                 "layout": layout,
             },
         )
