@@ -14,6 +14,7 @@ from cml_engine.ir.graph import Attrs, Epilogue, Fact
 from cml_engine.ir.layout import C4, C4H
 from cml_engine.ops import Case, Random, lookup
 from cml_engine.ops.conv.cases import conv_case, deconv_case
+from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.ops.indexing import scatter
 from cml_engine.runtime.node_check import round_to_half
 from cml_engine.runtime.session import Session
@@ -193,3 +194,26 @@ def test_ranges_of_slots(op, software, gpu, set_limits):
     graph, inputs = case_graph(op, case)
     assert ways(graph, gpu) == ["LOOKED"]
     check_graph(graph, inputs, gpu)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 4, 5])
+def test_loads_ahead_of_their_turn_miss_no_products(blocks, gpu, set_limits):
+    """Hardware's kernels load one or two turns ahead: each parity of the turns, and few of them."""
+    set_limits(software=False)
+    around = {"padding": [(1, 1), (1, 1)]}
+    for op, case, options in (
+        ("conv", conv_case((1, 4 * blocks, 5, 6), (9, 4 * blocks, 3, 3), **around),
+         ("tile 4x1 by 64", "tile 8x2 by 64", "tile 16x4 by 64")),
+        ("conv", conv_case((1, 4 * blocks, 32, 64), (9, 4 * blocks, 3, 3), **around),
+         ("winograd 8x2 by 64",)),
+        ("deconv", deconv_case((1, 4 * blocks, 3, 4), (4 * blocks, 5, 3, 3), (5,), stride=[2, 2]),
+         ("tile 8x1 by 64",)),
+        ("matmul", Case(((9, 4 * blocks), (4 * blocks, 12)), ROWS),
+         ("tile 1x4 by 1x64", "tile 8x4 by 1x64", "tile 4x4 by 4x16")),
+    ):  # fmt: skip
+        graph, inputs = case_graph(op, case, constants=True)
+        (choice,) = lower(graph, gpu.limits).choices
+        for option in options:
+            assert option in choice.options
+            table = VariantTable.forcing(choice.key, option)
+            check_graph(graph, inputs, gpu, variants=table)
