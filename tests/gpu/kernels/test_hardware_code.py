@@ -53,7 +53,7 @@ def test_demo_kernels_fit_the_registers_and_add_no_instructions(agent, radv):
 
 
 def test_large_tiles_spend_most_instructions_on_products():
-    """A turn of a loop of 16 rows is products but for at most 40 %."""
+    """The vector arithmetic of a turn is products but for at most 15 %."""
     for name, loop in (("tile 16x4 by 64", 256), ("winograd 16x4 by 64", 512)):
         cycles = hardware_table().kernels[name]
         assert 2 * loop / cycles.busy[-1] > 0.85, name
