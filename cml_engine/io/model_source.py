@@ -80,7 +80,8 @@ def inner_name(name: str) -> str:
 class FolderSource:
     """The files of a model in a folder, as a :class:`ModelSource`.
 
-    A file that changes while it is read raises :class:`ModelError`. Files are read and not
+    Links in the folder are followed, because who made the folder made them: download caches keep
+    links to their files. Names that lead out of the folder are refused. A file that changes while it is read raises :class:`ModelError`. Files are read and not
     mapped into memory: if another program truncates a mapped file, accessing it kills the
     process.
     """
@@ -89,12 +90,12 @@ class FolderSource:
         self.name = str(folder)
         self.graph = graph
         self._folder = folder
-        self._root = folder.resolve()
         self._versions: dict[str, tuple[int, int]] = {}
 
     def size(self, file: str) -> int | None:
         path = self._path(file)
         if not path.is_file():
+            check_link(path)
             return None
         status = path.stat()
         return self._versions.setdefault(file, _version(status))[0]
@@ -114,28 +115,29 @@ class FolderSource:
     def _path(self, file: str) -> Path:
         """Returns the path of a file in the folder.
 
-        Raises :class:`OutsideModelError` if a link leads out. Only the graph, which the caller
-        named, may be such a link. If a writer has left a complete newer version of the model in
-        the folder ``COMPLETE``, the path leads to that version.
+        If a writer has left a complete newer version of the model in the folder ``COMPLETE``, the
+        path leads to that version. Raises :class:`OutsideModelError` if the name leads out.
         """
+        if file != self.graph:  # the caller named that one
+            file = inner_name(file)
         new_version = self._folder / COMPLETE
         if (new_version / self.graph).is_file() and (new_version / file).is_file():
             return new_version / file
-        if file == self.graph:
-            return self._folder / file
-        try:
-            path = (self._root / file).resolve()
-            is_inside = path.is_relative_to(self._root)
-        except (OSError, RuntimeError, ValueError):
-            is_inside = False
-        if not is_inside:
-            raise OutsideModelError(f"'{file[:80]}' is not in the model's folder '{self._folder}'")
-        return path
+        return self._folder / file
 
 
 def _version(status: os.stat_result) -> tuple[int, int]:
     """Returns a file's size and modification time, which identify its version."""
     return status.st_size, status.st_mtime_ns
+
+
+def check_link(path: Path) -> None:
+    """Raises :class:`ModelError` if a path is a link that leads to nothing."""
+    if path.is_symlink() and not path.exists():
+        raise ModelError(
+            f"'{path}' is a link to '{path.readlink()}', which does not exist: download the model "
+            "again"
+        )
 
 
 def file_source(path: Path) -> FolderSource:
@@ -145,6 +147,7 @@ def file_source(path: Path) -> FolderSource:
     """
     try:
         if not path.is_file():
+            check_link(path)
             problem = "it is a folder" if path.is_dir() else "there is no such file"
             raise ModelError(f"cannot read '{path}': {problem}")
     except (OSError, ValueError) as error:

@@ -15,7 +15,6 @@ from cml_engine.errors import (
     ModelError,
     NnefSyntaxError,
     Source,
-    TensorFileError,
 )
 from cml_engine.io.atomic_write import COMPLETE
 from cml_engine.io.load_limits import current_budget
@@ -23,8 +22,8 @@ from cml_engine.io.model_source import (
     Bytes,
     FolderSource,
     ModelSource,
-    OutsideModelError,
     SourceFile,
+    check_link,
     file_size,
     shown,
 )
@@ -74,11 +73,6 @@ def tensor_blob(source: ModelSource, label: str, variable_source: Source) -> Blo
     """Returns the tensor file of a label, unread; errors name the variable's line."""
     try:
         return SourceFile(source, tensor_file_name(label, variable_source))
-    except OutsideModelError:
-        raise TensorFileError(
-            f"label '{label}' leads out of the model's folder: move the file into it",
-            variable_source,
-        ) from None
     except CmlError as error:
         raise type(error)(error.message, error.source or variable_source) from error.__cause__
 
@@ -103,6 +97,7 @@ def _open_path(path: Path) -> ModelSource:
         if path.name == GRAPH_FILE and (path.parent / COMPLETE / GRAPH_FILE).is_file():
             return _folder(path.parent)
         if not path.is_file():
+            check_link(path)
             raise ModelError(f"there is no '{path}': wanted {KINDS}")
         with path.open("rb") as file:
             head = file.read(_HEAD)

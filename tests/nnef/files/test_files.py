@@ -103,17 +103,6 @@ def test_labels_stay_in_the_folder(write_model, label):
     assert error.value.source.line == 5
 
 
-def test_links_out_of_the_folder_are_refused(write_model, tmp_path):
-    write_tensor(tmp_path / "outside.dat", VALUES)
-    folder = write_model(text_with())
-    try:
-        (folder / "w.dat").symlink_to(tmp_path / "outside.dat")
-    except OSError:
-        pytest.skip("this system makes no symbolic links")
-    with pytest.raises(TensorFileError, match="label 'w' leads out of the model's folder"):
-        load(folder)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

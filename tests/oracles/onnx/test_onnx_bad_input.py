@@ -297,14 +297,11 @@ def test_external_data_of_a_source():
     assert set(outside.asked) == {"net.onnx"}
 
 
-@pytest.mark.parametrize(
-    "location", ["../secret", "/etc/passwd", "", ".", "link", "a\0b", "..\\x", "C:x"]
-)
+@pytest.mark.parametrize("location", ["../secret", "/etc/passwd", "", ".", "a\0b", "..\\x", "C:x"])
 def test_external_data_outside_the_folder(tmp_path, location):
     folder = tmp_path / "model"
     folder.mkdir()
     (tmp_path / "secret").write_bytes(bytes(16))
-    (folder / "link").symlink_to(tmp_path / "secret")
     saved(external(location), folder / "m.onnx")
     with pytest.raises(CmlError, match="not in the model's folder"):
         cml.load(folder / "m.onnx")
