@@ -9,7 +9,8 @@
 
 A case is a graph of a dozen operators (fixtures/fuzz_graphs.py), its inputs and the disabled
 passes. The reference is the unoptimized graph, node by node in NumPy. NumPy and the GPU after the
-passes are compared with it, and so is the graph after it was written and loaded. Every node on the
+passes are compared with it, and so is the graph after it was written and loaded, as ONNX with its
+nodes in several orders. Every node on the
 GPU is compared with NumPy on the GPU's own inputs, in 32 and in 16 bits. These runs must be
 bit-identical: the whole run, any partition of its workgroups, a run without reuse of memory, and
 one whose larger tensors are bound in parts. The accepted rounding error is measured: the reference
@@ -33,6 +34,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -267,6 +269,33 @@ def _written(bench: FuzzBench) -> str:
     return ""
 
 
+def _unsorted(bench: FuzzBench) -> str:
+    """Returns "" if the order of nodes in an ONNX file does not matter, else the problem.
+
+    A graph that ONNX cannot express, and a machine without the ``onnx`` package, pass.
+    """
+    if find_spec("onnx") is None:
+        return ""
+    import onnx
+
+    from tests.fixtures.onnx_models import load, shuffled
+
+    file = bench.folder / "net.onnx"
+    try:
+        cml.save(bench.case.graph, file, overwrite=True)
+    except cml.CmlError:
+        return ""
+    model, rng = onnx.load(file), np.random.default_rng(len(bench.case.graph.nodes))
+    expected, *others = (
+        evaluate(graph, dict(zip(graph.inputs, bench.case.inputs.values(), strict=True)))[0]
+        for graph in (load(made) for made in (model, *(shuffled(model, rng) for _ in range(3))))
+    )
+    for found in others:
+        if problem := _other_bits(found, expected, "with the nodes in another order"):
+            return problem
+    return ""
+
+
 def _on_gpu(bench: FuzzBench) -> str:
     return difference(bench.runs(bench.session(bench.gpu)), bench.right)
 
@@ -347,9 +376,12 @@ def _cooked(bench: FuzzBench) -> str:
 _OF_ALL: dict[str, Callable[[FuzzBench], str]] = {
     "cpu": _on_cpu, "written": _written, "gpu": _on_gpu, "slices": _any_slices, "parts": _in_parts,
 }  # fmt: skip
-CHECKS = {**_OF_ALL, "nodes": _each_node, "half": partial(_each_node, storage="half")}
+CHECKS = {
+    **_OF_ALL, "unsorted": _unsorted, "nodes": _each_node,
+    "half": partial(_each_node, storage="half"),
+}  # fmt: skip
 INTEGER_CHECKS = {**_OF_ALL, "tensors": _each_tensor, "cooked": _cooked}
-ON_CPU = ("cpu", "written")
+ON_CPU = ("cpu", "written", "unsorted")
 
 
 def problem_of(check: str, bench: FuzzBench) -> str:

@@ -80,10 +80,11 @@ def inner_name(name: str) -> str:
 class FolderSource:
     """The files of a model in a folder, as a :class:`ModelSource`.
 
-    Links in the folder are followed, because who made the folder made them: download caches keep
-    links to their files. Names that lead out of the folder are refused. A file that changes while it is read raises :class:`ModelError`. Files are read and not
-    mapped into memory: if another program truncates a mapped file, accessing it kills the
-    process.
+    Links in the folder are followed: who can write the folder made them, and download caches keep
+    links to their files. Names that lead out of the folder are refused.
+
+    A file that changes while it is read raises :class:`ModelError`. Files are read and not mapped
+    into memory: if another program truncates a mapped file, accessing it kills the process.
     """
 
     def __init__(self, folder: Path, graph: str) -> None:

@@ -185,7 +185,7 @@ class Importer:
         """
         key = id(nodes), outputs
         if key not in self._needed_cache:
-            self._needed_cache[key] = _NeededNodes(nodes, outputs)
+            self._needed_cache[key] = _NeededNodes(nodes, outputs, self._model.file)
         return self._needed_cache[key]
 
     def _node(self, node: OnnxNode, needed_outputs: set[str], scope: GraphScope) -> None:
@@ -320,8 +320,8 @@ class Importer:
         value = scope.find(name)
         if value is None:
             raise ModelError(
-                f"'{self._model.file}': {reader} '{name}' comes from no node before it: the model "
-                "is damaged or has a cycle, export it again"
+                f"'{self._model.file}': {reader} '{name}' comes from no node and is no input of "
+                "the graph: the model is damaged, export it again"
             )
         return value
 
@@ -351,30 +351,78 @@ def _located(source: Source, inputs: Sequence[Value | None]) -> Iterator[None]:
 
 
 class _NeededNodes:
-    """The nodes that a set of outputs depends on.
+    """The nodes that a set of outputs depends on, in an order in which they can run.
 
-    ``nodes`` pairs each node, in order, with the set of its outputs that are needed. ``names``
-    are the wanted outputs and all names that the nodes read.
+    ``nodes`` pairs each node with the set of its outputs that are needed. It keeps the order of
+    the file where that is possible. ``names`` are the wanted outputs and all names that the nodes
+    read. Raises :class:`ModelError` if the nodes form a cycle or make a needed name twice.
     """
 
-    def __init__(self, nodes: Sequence[OnnxNode], output_names: Sequence[str]) -> None:
-        self.names, self.nodes = set(output_names), list[tuple[OnnxNode, set[str]]]()
-        for node in reversed(nodes):
-            outputs = self.names.intersection(node.outputs) - {""}
-            if outputs:
-                self.nodes.append((node, outputs))
-                self.names.update(_reads(node))
-        self.nodes.reverse()
+    def __init__(self, nodes: Sequence[OnnxNode], output_names: Sequence[str], file: str) -> None:
+        producers: dict[str, Sequence[int]] = {}
+        for number, node in enumerate(nodes):
+            for name in filter(None, node.outputs):
+                producers[name] = (*producers.get(name, ()), number)
+        self.names, pending = set(output_names), list(output_names)
+        reads: dict[int, list[int]] = {}
+        while pending:
+            name = pending.pop()
+            if len(makers := producers.get(name, ())) > 1:
+                titles = " and ".join(nodes[number].title for number in makers[:2])
+                raise ModelError(
+                    f"'{file}': '{name}' is made twice, by {titles}: export the model again"
+                )
+            for number in makers:
+                if number not in reads:
+                    names = dict.fromkeys(_reads(nodes[number]))
+                    reads[number] = [n for name in names for n in producers.get(name, ())]
+                    pending += (name for name in names if name not in self.names)
+                    self.names.update(names)
+        order = _sorted(reads, nodes, file)
+        self.nodes = [(nodes[n], self.names.intersection(nodes[n].outputs) - {""}) for n in order]
         self._keeps_the_id = nodes
 
 
+def _sorted(reads: Mapping[int, Sequence[int]], nodes: Sequence[OnnxNode], file: str) -> list[int]:
+    """Returns the numbers of nodes so that each comes after those whose results it ``reads``."""
+    done = dict[int, None]()
+    for first in sorted(reads):
+        path = {first: iter(reads[first])} if first not in done else {}
+        while path:
+            number = next(reversed(path))
+            earlier = next((n for n in path[number] if n not in done), None)
+            if earlier is None:
+                del path[number]
+                done[number] = None
+            elif earlier in path:
+                numbers = list(path)
+                cycle = [nodes[n].title for n in numbers[numbers.index(earlier) :]]
+                raise ModelError(
+                    f"'{file}': nodes form a cycle, in which each reads a result of the next: "
+                    f"{', '.join(cycle[:_NAMED])}{', …' if len(cycle) > _NAMED else ''}. No order "
+                    "runs them: export the model again"
+                )
+            else:
+                path[earlier] = iter(reads[earlier])
+    return list(done)
+
+
+#: The nodes of a cycle that a message names.
+_NAMED = 8
+
+
 def _reads(node: OnnxNode) -> Iterator[str]:
-    """Yields every name that a node reads, including names read by the graphs in its attributes."""
-    yield from node.inputs
+    """Yields every name that a node reads, including names that graphs in its attributes read.
+
+    Names that such a graph defines itself are left out.
+    """
+    yield from filter(None, node.inputs)
     for graph in _graphs(node):
+        defined = {name for inner in graph.nodes for name in inner.outputs}
+        defined.update(graph.initializers, (info.name for info in graph.inputs))
         for inner in graph.nodes:
-            yield from _reads(inner)
-        yield from (info.name for info in graph.outputs)
+            yield from (name for name in _reads(inner) if name not in defined)
+        yield from (info.name for info in graph.outputs if info.name not in defined)
 
 
 def _graphs(node: OnnxNode) -> Iterator[OnnxGraph]:
@@ -436,12 +484,15 @@ def _check_size(model: OnnxModelFile) -> None:
         function = model.functions.get(key)
         if function is not None and key not in sizes:
             sizes[key] = 0  # recursive functions are refused later
-            needed = _NeededNodes(function.nodes, function.outputs).nodes
+            needed = _NeededNodes(function.nodes, function.outputs, model.file).nodes
             sizes[key] = size([inner_node for inner_node, _ in needed])
         return sizes.get(key, 0)
 
     node_count = size(
-        [node for node, _ in _NeededNodes(model.graph.nodes, _output_names(model)).nodes]
+        [
+            node
+            for node, _ in _NeededNodes(model.graph.nodes, _output_names(model), model.file).nodes
+        ]
     )
     if sizes:
         current_budget().check_nodes(node_count, f"'{model.file}', with its functions written out,")
@@ -470,7 +521,7 @@ def _find_missing(
 
     It also looks into local functions, and visits every function once.
     """
-    for node, _ in _NeededNodes(nodes, output_names).nodes:
+    for node, _ in _NeededNodes(nodes, output_names, model.file).nodes:
         opset = opsets.get(node.domain, 1)
         key = (node.domain, node.op, node.overload)
         function = model.functions.get(key)

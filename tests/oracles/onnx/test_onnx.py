@@ -20,6 +20,7 @@ from tests.fixtures.onnx_models import (  # noqa: E402
     nodes_of,
     run,
     saved,
+    shuffled,
     subgraph,
 )
 from tests.onnx_nodes import run_onnx  # noqa: E402
@@ -186,6 +187,67 @@ def test_loops_and_branches_are_written_out(rng):
     outputs = run(network, x=x)
     assert_allclose(outputs["y"], -(x + 4), rtol=1e-6)
     assert_allclose(outputs["all"], [(x + k) ** 2 for k in range(1, 5)], rtol=1e-5)
+
+
+def nested_network():
+    """Returns a model whose loop, branches and function read names of the graph around them."""
+    body = subgraph(
+        "more = Identity(go); c = Neg(w); b = Add(a, c); s = Mul(b, b)",
+        "i: int64[], go: bool[], a: [4]",
+        "more: bool[], b: [4], s: [4]",
+    )
+    then = subgraph("e = Exp(w); t = Neg(e)", "", "t: [4]")
+    other = subgraph("e = Sqrt(w); t = Abs(e)", "", "t: [4]")
+    nodes = [
+        "n = Shape(x)", "trips = Squeeze(n)", "few = Less(trips, five)", "w = Sigmoid(x)",
+        node("last, all = Loop(trips, true, x)", body=body),
+        node("chosen = If(few)", then_branch=then, else_branch=other),
+        "called = my:twice(last)", "y = Sub(called, chosen)",
+    ]  # fmt: skip
+    weights = {"true": np.array(True), "five": np.array(5)}
+    twice = function("twice", "b = Exp(a); c = Add(b, a)")
+    return model(nodes, "x: [4]", "y: [4], all", weights, functions=[twice])
+
+
+@pytest.mark.parametrize("make", [exported_cnn, nested_network])
+def test_nodes_may_stand_in_any_order(make, rng):
+    network = make(rng) if make is exported_cnn else make()
+    x = rng.standard_normal(SHAPE if make is exported_cnn else 4).astype(np.float32)
+    name = network.graph.input[0].name
+    expected = run_onnx(network.SerializeToString(), {name: x})
+    in_order = load(network, shapes={name: x.shape})
+    for _ in range(5):
+        graph = load(shuffled(network, rng), shapes={name: x.shape})
+        assert {node.op for node in graph.nodes} == {node.op for node in in_order.nodes}
+        for output, value in cml.Session(graph, "cpu").run({name: x}).items():
+            assert_allclose(value, expected[output], rtol=1e-5, atol=1e-6)
+
+
+def test_inner_graphs_may_use_names_of_the_graph_around_them(rng):
+    """A branch that defines a name of a result of its own node does not read that result."""
+    branches = [subgraph(f"y = {op}(x); t = Neg(y)", "", "t: [4]") for op in ("Exp", "Abs")]
+    nodes = [node("y = If(true)", then_branch=branches[0], else_branch=branches[1])]
+    network = model(nodes, "x: [4]", "y: [4]", {"true": np.array(True)})
+    x = rng.standard_normal(4, np.float32)
+    assert_allclose(run(network, x=x)["y"], -np.exp(x), rtol=1e-6)
+
+
+def test_a_quantized_model_in_any_order_is_the_same_integer_network(rng):
+    nodes = (
+        "q = QuantizeLinear(x, s, z); d = DequantizeLinear(q, s, z); e = DequantizeLinear(w, s, z);"
+        " p = MatMul(d, e); r = QuantizeLinear(p, s, z); y = DequantizeLinear(r, s, z)"
+    )
+    weights = {
+        "s": np.float32(0.05), "z": np.int8(0), "w": rng.integers(-9, 9, (4, 4)).astype(np.int8)
+    }  # fmt: skip
+    network = model(nodes, weights=weights)
+    x, expected = rng.standard_normal((1, 4), np.float32), None
+    for made in (network, *(shuffled(network, rng) for _ in range(3))):
+        graph = load(made)
+        assert graph.integer
+        found = cml.Session(graph, "cpu").run({"x": x})["y"]
+        expected = found if expected is None else expected
+        assert_array_equal(found, expected)
 
 
 def one_by_one(tensor):

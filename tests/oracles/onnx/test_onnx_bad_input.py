@@ -79,7 +79,10 @@ def test_not_a_model(tmp_path):
 ONES = {"w": np.ones((5, 4), np.float32)}
 #: nodes that compute y from x, constants, and a part of the message
 WRONG = [
-    ("a = Add(x, b); b = Relu(a); y = Relu(b)", {}, "comes from no node before it.*cycle"),
+    ("a = Add(x, b); b = Relu(a); y = Relu(b)", {}, r"form a cycle.*: Add 'a', Relu 'b'\. No"),
+    ("a = Relu(a); y = Add(x, a)", {}, r"form a cycle.*: Relu 'a'\. No order"),
+    ("c = Add(a, x); y = Abs(c); a = Neg(b); b = Exp(c)", {}, "cycle.*Add 'c', Neg 'a', Exp 'b'"),
+    ("y = Relu(x); y = Abs(y)", {}, "'y' is made twice, by Relu 'y' and Abs 'y'"),
     ("y = Relu(x); y = Abs(x)", {}, "'y' is made twice"),
     ("z = Relu(x)", {}, "the graph's output 'y' comes from no node"),
     ("y = Relu(q)", {}, "Relu 'y': its input 'q'"),
