@@ -47,6 +47,7 @@ class ConverterOptions:
     """
 
     constants: Mapping[str, Array] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
     random_weights: RandomWeights | None = None
     placeholders: bool = False
     fragments: tuple[str | Path, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from itertools import islice
@@ -21,7 +22,13 @@ from cml_engine.compiler.passes.infer import infer_facts, infer_node
 from cml_engine.compiler.plugins import load_entry_points
 from cml_engine.cpu.cpu_program import CpuProgram, run_node
 from cml_engine.errors import InputError, InternalError, Source, UnsupportedOp
-from cml_engine.errors.arguments import ONLY_INPUT, SEED, check_instance, shortened
+from cml_engine.errors.arguments import (
+    ONLY_INPUT,
+    SEED,
+    check_instance,
+    check_nonempty_names,
+    shortened,
+)
 from cml_engine.formats import formats
 from cml_engine.formats.foreign import check_foreign
 from cml_engine.formats.format import ConverterOptions, Engine, Format, GraphFactory, Model
@@ -50,6 +57,7 @@ def load(
     *,
     shapes: Mapping[str, Sequence[int]] | tuple[int, ...] | None = None,
     constants: Mapping[str, Array] | None = None,
+    outputs: Sequence[str] | None = None,
     fragments: Sequence[str | Path] = (),
     fake_quantize: bool = False,
     weights: str | Path | Bytes | None = None,
@@ -73,6 +81,10 @@ def load(
     model's shapes and give its symbols values. ``graph.reshaped(shapes)`` changes them later.
     ``constants`` are inputs of an ONNX model that are the same in every run; they become
     constants of the graph.
+
+    ``outputs`` are the tensors to compute, by the file's names: some of its outputs, or inner
+    tensors. What they do not need is neither read nor checked, and inputs that they do not need are
+    left out.
 
     ``weights`` is a safetensors file, or its bytes, with the variables' values by label; it
     replaces the tensor files. ``random_weights`` is the seed of random values for whatever is
@@ -104,6 +116,7 @@ def load(
         random = nnef.RandomWeights(SEED.check(random_weights, "random_weights"))
     options = ConverterOptions(
         constants=constants or {},
+        outputs=() if outputs is None else _distinct_names(outputs),
         random_weights=random,
         fragments=tuple(fragments),
         fake_quantize=fake_quantize,
@@ -118,6 +131,14 @@ def load(
 
         requested_shapes = {ONLY_INPUT: shapes} if isinstance(shapes, tuple) else shapes or {}
         return _with_warning(Origin(bounded).at(requested_shapes))
+
+
+def _distinct_names(outputs: Sequence[str]) -> tuple[str, ...]:
+    names = check_nonempty_names(outputs, "outputs")
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise InputError(f"outputs: '{name}' is given {count} times: give it once")
+    return names
 
 
 def _with_warning(graph: Graph) -> Graph:
@@ -184,7 +205,9 @@ def _open_nnef(model: Model, engine: Engine, options: ConverterOptions) -> Graph
     declarations = {**_library(options.fragments), **engine.declarations}
     weights = None if options.weights is None else nnef.Weights(options.weights)
     random = options.random_weights
-    nnef_model = NnefModel(model, is_registered, infer_node, declarations, weights, random)
+    nnef_model = NnefModel(
+        model, is_registered, infer_node, declarations, weights, random, options.outputs
+    )
 
     def make(shapes: Shapes) -> Graph:
         graph = nnef_model.graph(shapes)
@@ -202,7 +225,7 @@ _NNEF = Format(
     "NNEF",
     ".nnef",
     _open_nnef,
-    frozenset({"random_weights", "fragments", "fake_quantize", "weights"}),
+    frozenset({"random_weights", "fragments", "fake_quantize", "weights", "outputs"}),
 )
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +15,12 @@ from cml_engine.errors import ModelError, depth_checked
 from cml_engine.io.load_limits import load_budget
 from cml_engine.io.model_source import Bytes, ModelSource, shown
 from cml_engine.ir.graph import Array, Graph, Shapes
-from cml_engine.nnef.expansion.document_builder import DocumentBuilder, DocumentGraph, prepare
+from cml_engine.nnef.expansion.document_builder import (
+    DocumentBuilder,
+    DocumentGraph,
+    choose_outputs,
+    prepare,
+)
 from cml_engine.nnef.expansion.library import Library
 from cml_engine.nnef.expansion.nodes import Infer
 from cml_engine.nnef.expansion.signatures import Param, Signature, signature, standard_signatures
@@ -65,6 +70,8 @@ class NnefModel:
         for models that do not declare them.
     weights : the values of all variables, instead of tensor files.
     random : makes the values that are missing.
+    outputs : the tensors to compute; what they do not need is not evaluated. Without them the
+        graph's outputs are computed.
 
     Raises
     ------
@@ -86,6 +93,7 @@ class NnefModel:
         declarations: Mapping[str, str] | None = None,
         weights: Weights | None = None,
         random: RandomWeights | None = None,
+        outputs: Sequence[str] = (),
     ) -> None:
         files = open_model(model)
         text = read_text(files, files.graph)
@@ -100,6 +108,9 @@ class NnefModel:
             self._document = parse_document(self._source)
             self._quantization = {} if quant is None else parse_quant(quant)
             prepare(self._document, self._source, self._library)
+            self._is_whole = not outputs
+            if outputs:
+                self._document = choose_outputs(self._document, outputs, self._source.file)
         self._retained: dict[str, RetainedVariable] = {}
 
     def graph(self, shapes: Shapes = MappingProxyType({})) -> Graph:
@@ -127,7 +138,7 @@ class NnefModel:
         find = finder(files, built, self._library, self._stored, self._random)
         integer = bool(built.graph.integer)
         values = load_variables(variables, find, self._quantization, integer)
-        if self._stored is not None:
+        if self._stored is not None and self._is_whole:
             self._stored.check_all_used(variable.label for variable in variables)
         self._retained = {v.name: RetainedVariable(v, values[v.name]) for v in variables}
         return values

@@ -8,7 +8,7 @@ from cml_engine.formats.format import ConverterOptions, Engine, Format, GraphFac
 def _open(model: Model, engine: Engine, options: ConverterOptions) -> GraphFactory:
     from cml_engine.formats.ncnn.ncnn_model import NcnnModel
 
-    return NcnnModel(model, engine).graph
+    return NcnnModel(model, engine, options.outputs).graph
 
 
-FORMAT = Format("ncnn", ".param", _open)
+FORMAT = Format("ncnn", ".param", _open, frozenset({"outputs"}))

@@ -224,11 +224,15 @@ _DECODE = (
     "end the network before it (the blobs that it reads become outputs) and decode in the game"
 )
 
+#: Layers that cannot be converted and have no weights in the ``.bin``.
+WITHOUT_WEIGHTS = frozenset((
+    "DetectionOutput", "PriorBox", "Proposal", "PSROIPooling", "ROIAlign", "ROIPooling",
+    "YoloDetectionOutput", "Yolov3DetectionOutput",
+))  # fmt: skip
+
 #: Layers that cannot be converted, with the advice for the error message.
 REFUSED: dict[str, str] = {
-    **dict.fromkeys(
-        ("DetectionOutput", "PriorBox", "Proposal", "PSROIPooling", "ROIAlign", "ROIPooling",
-         "YoloDetectionOutput", "Yolov3DetectionOutput"), _DECODE),
+    **dict.fromkeys(sorted(WITHOUT_WEIGHTS), _DECODE),
     **dict.fromkeys(
         ("Quantize", "Dequantize", "Requantize"), "convert the model before it is quantised"),
 }  # fmt: skip

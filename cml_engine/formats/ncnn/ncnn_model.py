@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path, PurePosixPath
 
+from cml_engine.compiler.passes.cleanup import eliminate_dead_code
 from cml_engine.errors import InputError, ModelError, OpenShape, UnsupportedOp
-from cml_engine.errors.arguments import resolve_shapes
+from cml_engine.errors.arguments import check_known_names, resolve_shapes
 from cml_engine.formats.builder import ImportBuilder
 from cml_engine.formats.format import Engine, Model
 from cml_engine.formats.ncnn.conversion import (
@@ -17,6 +19,7 @@ from cml_engine.formats.ncnn.conversion import (
     FORMULAS,
     LAYERS,
     REFUSED,
+    WITHOUT_WEIGHTS,
     LayerType,
     NcnnLayer,
     NcnnTensor,
@@ -30,11 +33,15 @@ from cml_engine.formats.ncnn.files import (
     read_param,
 )
 from cml_engine.io.model_source import Bytes, file_source, shown
+from cml_engine.ir.dependencies import Dependencies, outputs_advice
 from cml_engine.ir.graph import Fact, Graph, Shapes
 from cml_engine.nnef.expansion.compose import to_identifier
 from cml_engine.nnef.expansion.signatures import declared_signature
 
 __all__ = ["LAYERS", "REFUSED", "NcnnModel"]
+
+#: the outputs that a message may name
+_MOST_EXAMINED = 64
 
 for _family in ("activations", "arithmetic", "attention", "columns", "movement", "normalization",
                 "products", "recurrent", "resizing", "spectra", "windows"):  # fmt: skip
@@ -44,17 +51,49 @@ for _family in ("activations", "arithmetic", "attention", "columns", "movement",
 class NcnnModel:
     """An ncnn model in memory: a ``.param`` and the ``.bin`` beside it.
 
-    Makes graphs for input shapes.
+    Makes graphs for input shapes. ``outputs`` are the blobs to compute; without them these are the
+    blobs that no layer reads.
     """
 
-    def __init__(self, model: Model, engine: Engine) -> None:
+    def __init__(self, model: Model, engine: Engine, outputs: Sequence[str] = ()) -> None:
         if isinstance(model, Bytes):
             raise InputError("a network of ncnn's is two files: give the .param's path or a source")
         source = file_source(Path(model)) if isinstance(model, str | Path) else model
-        self._layers, self._source = _needed_layers(read_param(source)), source
-        self._file = shown(source, source.graph)
-        _check_types(self._layers, self._file, engine)
-        self._engine = engine
+        self._source, self._engine, self._outputs = source, engine, outputs
+        self._file, layers = shown(source, source.graph), _needed_layers(read_param(source))
+        steps = _dependencies(layers)
+        read_blobs = {name for layer in layers for name in layer.inputs}
+        ends = [name for name in steps.names if name not in read_blobs]
+        if outputs:
+            allowed = dict.fromkeys((*ends, *steps.names))
+            check_known_names(outputs, allowed, f"'{self._file}' has no tensor", "outputs")
+        #: the layers to convert, and whether they are all of the file
+        numbers = _converted(layers, steps, outputs) if outputs else range(len(layers))
+        self._layers = [layers[number] for number in numbers]
+        self._is_whole = len(self._layers) == len(layers)
+        self._steps, self._ends = _dependencies(self._layers), outputs or ends
+        self._check_types()
+
+    def _check_types(self) -> None:
+        """Raises an error if a layer cannot be converted; it lists all types that cannot."""
+        unknown: dict[str, list[LayerLine]] = {}
+        failing: list[int] = []
+        for number, layer in enumerate(self._layers):
+            layer_type = LAYERS.get(layer.type)
+            if layer_type is not None:
+                with self._advised([number]):
+                    _check_layer(layer, layer_type)
+            elif _own_operator(layer.type) not in self._engine.declarations:
+                unknown.setdefault(layer.type, []).append(layer)
+                failing.append(number)
+        if unknown:
+            types = "layer type" if len(unknown) == 1 else "layer types"
+            message = (
+                f"'{self._file}' has {len(unknown)} {types} of ncnn's that cannot be converted:"
+            )
+            lines = (_advice(name, layers_of_type) for name, layers_of_type in unknown.items())
+            with self._advised(failing):
+                raise UnsupportedOp("\n  ".join([message, *lines]))
 
     def graph(self, shapes: Shapes) -> Graph:
         """Returns the graph for the given input shapes, by input name.
@@ -69,14 +108,57 @@ class NcnnModel:
         for blob in input_shapes:
             if blob not in computed:
                 conversion.add_input(blob, None)
-        for layer in self._layers:
+        for number, layer in enumerate(self._layers):
             if layer.type == "Input":
                 for blob in layer.outputs:
                     conversion.add_input(blob, layer)
             else:
-                conversion.add_layer(layer)
-        weights.finish()
-        return conversion.graph(path.stem)
+                with self._advised([number]):
+                    conversion.add_layer(layer)
+        if self._is_whole:
+            weights.finish()
+        return conversion.graph(path.stem, self._outputs)
+
+    @contextmanager
+    def _advised(self, failing: Sequence[int]) -> Iterator[None]:
+        """Adds to an :class:`UnsupportedOp` of the block the outputs that can be loaded without it.
+
+        ``failing`` are the numbers of the layers that cannot be converted.
+        """
+        try:
+            yield
+        except UnsupportedOp as error:
+            error.message += outputs_advice(self._loadable(failing))
+            raise
+
+    def _loadable(self, failing: Sequence[int]) -> list[str]:
+        """Returns the outputs that can be loaded without the layers with these numbers."""
+        failed = set(failing)
+        return [
+            name
+            for name in self._ends[:_MOST_EXAMINED]
+            if failed.isdisjoint(_converted(self._layers, self._steps, [name]))
+        ]
+
+
+def _dependencies(layers: Sequence[LayerLine]) -> Dependencies:
+    return Dependencies((layer.inputs, layer.outputs) for layer in layers)
+
+
+def _converted(
+    layers: Sequence[LayerLine], steps: Dependencies, outputs: Sequence[str]
+) -> list[int]:
+    """Returns the numbers of the layers that have to be converted for some outputs.
+
+    The ``.bin`` has the weights in the order of the layers, without their sizes. So a layer that
+    may have weights is converted too if the weights of a needed one follow.
+    """
+    needed = steps.needed(outputs)
+    weighted = [n for n, layer in enumerate(layers) if layer.type not in WITHOUT_WEIGHTS]
+    last = max(needed.intersection(weighted), default=-1)
+    skipped = [number for number in weighted if number < last]
+    inputs = (name for number in skipped for name in layers[number].inputs)
+    return sorted(needed.union(skipped, steps.needed(inputs)))
 
 
 class _Conversion:
@@ -176,15 +258,16 @@ class _Conversion:
             blob in copies and not self._read.isdisjoint(copies) for copies in self._copies
         )
 
-    def graph(self, name: str) -> Graph:
+    def graph(self, name: str, chosen: Sequence[str]) -> Graph:
         """Returns the finished graph.
 
-        Unread inputs and stored tensors are outputs only if there is nothing else.
+        Its outputs are the ``chosen`` blobs, or else the network's. Unread inputs and stored
+        tensors are outputs only if there is nothing else.
         """
         builder, outputs = self._builder, list[str]()
         blobs = [blob for blob in self._blobs if self._is_output(blob)]
         computed = [blob for blob in blobs if blob not in self._given or _is_pnnx_output(blob)]
-        for blob in computed or blobs:
+        for blob in chosen or computed or blobs:
             tensor = self._blobs[blob]
             if any(tensor in names for names in (builder.inputs, builder.constants, outputs)):
                 # NNEF names a tensor once among inputs and outputs
@@ -193,7 +276,15 @@ class _Conversion:
                 outputs.append(builder.rename(tensor, blob))
                 for alias in [b for b, t in self._blobs.items() if t == tensor]:
                     self._blobs[alias] = outputs[-1]
-        return builder.graph(name, outputs).with_(declarations=self._declarations)
+        graph = builder.graph(name, outputs).with_(declarations=self._declarations)
+        if chosen:
+            graph = eliminate_dead_code(graph)
+            read = {name for node in graph.nodes for name in node.reads}
+            inputs = tuple(name for name in graph.inputs if name in read)
+            left_out = set(graph.inputs).difference(inputs)
+            facts = {name: fact for name, fact in graph.facts.items() if name not in left_out}
+            graph = graph.with_(inputs=inputs, facts=facts)
+        return graph
 
 
 def _is_pnnx_output(blob: str) -> bool:
@@ -220,22 +311,6 @@ def _needed_layers(layers: Sequence[LayerLine]) -> list[LayerLine]:
             needed.append(layer)
             read.update(layer.inputs)
     return needed[::-1]
-
-
-def _check_types(layers: Sequence[LayerLine], file: str, engine: Engine) -> None:
-    """Raises an error if a layer cannot be converted; it lists all types that cannot."""
-    unknown: dict[str, list[LayerLine]] = {}
-    for layer in layers:
-        layer_type = LAYERS.get(layer.type)
-        if layer_type is not None:
-            _check_layer(layer, layer_type)
-        elif _own_operator(layer.type) not in engine.declarations:
-            unknown.setdefault(layer.type, []).append(layer)
-    if unknown:
-        types = "layer type" if len(unknown) == 1 else "layer types"
-        message = f"'{file}' has {len(unknown)} {types} of ncnn's that cannot be converted:"
-        lines = (_advice(name, layers_of_type) for name, layers_of_type in unknown.items())
-        raise UnsupportedOp("\n  ".join([message, *lines]))
 
 
 def _advice(name: str, layers: Sequence[LayerLine]) -> str:

@@ -9,9 +9,14 @@ def _open(model: Model, engine: Engine, options: ConverterOptions) -> GraphFacto
     from cml_engine.formats.onnx.onnx_model import OnnxModel
 
     return OnnxModel(
-        model, engine, options.constants, options.random_weights, options.placeholders
+        model,
+        engine,
+        options.constants,
+        options.random_weights,
+        options.placeholders,
+        options.outputs,
     ).graph
 
 
-_TAKES = frozenset({"constants", "random_weights", "placeholders"})
+_TAKES = frozenset({"constants", "random_weights", "placeholders", "outputs"})
 FORMAT = Format("ONNX", ".onnx", _open, _TAKES, in_bytes=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
@@ -16,6 +16,7 @@ from math import prod
 import numpy as np
 
 from cml_engine.errors import CmlError, ModelError, ShapeError, Source, UnsupportedOp
+from cml_engine.errors.arguments import check_known_names
 from cml_engine.formats.format import Engine
 from cml_engine.formats.onnx import operators  # noqa: F401  # registers them
 from cml_engine.formats.onnx.inputs import bind_inputs
@@ -25,6 +26,7 @@ from cml_engine.formats.onnx.model import (
     OnnxModelFile,
     OnnxNode,
     Reference,
+    ValueInfo,
 )
 from cml_engine.formats.onnx.op_schemas import (
     FIRST_OPSET,
@@ -48,6 +50,7 @@ from cml_engine.formats.onnx.values import (
     has_nothing,
 )
 from cml_engine.io.load_limits import current_budget
+from cml_engine.ir.dependencies import Dependencies, outputs_advice
 from cml_engine.ir.graph import Array, Graph, Shapes
 
 #: Microseconds to import an operator that a loop or a function repeats.
@@ -98,16 +101,30 @@ class Importer:
         self._needed_cache: dict[tuple[int, tuple[str, ...]], _NeededNodes] = {}
         self._initializers: dict[int, Value] = {}
         self.report = ImportReport()
+        #: nodes of the model's graph: the one that is being imported, or all that cannot be
+        self._failing: Sequence[OnnxNode] = []
 
     def graph(self, shapes: Shapes, constants: Mapping[str, Array], name: str) -> Graph:
-        with self.emit.under_way():
-            return self._graph(shapes, constants, name)
+        try:
+            with self.emit.under_way():
+                return self._graph(shapes, constants, name)
+        except UnsupportedOp as error:
+            error.message += outputs_advice(self._unaffected_outputs())
+            raise
+
+    def _unaffected_outputs(self) -> list[str]:
+        """Returns the outputs that need none of the nodes that cannot be imported, if any."""
+        if not self._failing:
+            return []
+        ids, nodes = set(map(id, self._failing)), self._model.graph.nodes
+        failed = [number for number, node in enumerate(nodes) if id(node) in ids]
+        return dependencies(nodes).unaffected(_output_names(self._model), failed)
 
     def _graph(self, shapes: Shapes, constants: Mapping[str, Array], name: str) -> Graph:
         model, graph = self._model, self._model.graph
         _check_opset(model)
         if not self._with_placeholders:
-            _check_operators(model, self.emit)
+            self._check_operators()
         _check_size(model)
         inputs = [info for info in graph.inputs if info.name not in graph.initializers]
         self.emit.builder.reserve([info.name for info in (*inputs, *graph.outputs)])
@@ -149,7 +166,11 @@ class Importer:
             if name in graph.initializers and name not in scope.values:
                 scope.values[name] = self._initializer(name, graph.initializers[name])
         for node, outputs in needed.nodes:
+            if graph is self._model.graph:
+                self._failing = [node]
             self._node(node, outputs, scope)
+        if graph is self._model.graph:
+            self._failing = []
         return [self._find(name, scope, "the graph's output") for name in output_names]
 
     def _inner(
@@ -283,6 +304,14 @@ class Importer:
         report.check_widths(call, self.emit, values, mark)
         return values
 
+    def _check_operators(self) -> None:
+        """Raises one error that lists all operators that are neither supported nor the game's."""
+        model, search = self._model, _UnknownOperators(self._model, self.emit)
+        needed = _NeededNodes(model.graph.nodes, _output_names(model), model.file).nodes
+        self._failing = [node for node, _ in needed if search.add(node, model.opsets)]
+        if self._failing:
+            raise _unsupported_error(search.found, model.file)
+
     # -- functions ------------------------------------------------------------------------------
 
     def _inline(
@@ -359,35 +388,35 @@ class _NeededNodes:
     """
 
     def __init__(self, nodes: Sequence[OnnxNode], output_names: Sequence[str], file: str) -> None:
-        producers: dict[str, Sequence[int]] = {}
-        for number, node in enumerate(nodes):
-            for name in filter(None, node.outputs):
-                producers[name] = (*producers.get(name, ()), number)
-        self.names, pending = set(output_names), list(output_names)
-        reads: dict[int, list[int]] = {}
-        while pending:
-            name = pending.pop()
-            if len(makers := producers.get(name, ())) > 1:
+        steps = dependencies(nodes)
+        needed = steps.needed(output_names)
+        self.names = set(output_names).union(*map(steps.reads, needed))
+        for name in sorted(self.names):
+            if len(makers := steps.writers(name)) > 1:
                 titles = " and ".join(nodes[number].title for number in makers[:2])
                 raise ModelError(
                     f"'{file}': '{name}' is made twice, by {titles}: export the model again"
                 )
-            for number in makers:
-                if number not in reads:
-                    names = dict.fromkeys(_reads(nodes[number]))
-                    reads[number] = [n for name in names for n in producers.get(name, ())]
-                    pending += (name for name in names if name not in self.names)
-                    self.names.update(names)
-        order = _sorted(reads, nodes, file)
+        order = _sorted(needed, steps, nodes, file)
         self.nodes = [(nodes[n], self.names.intersection(nodes[n].outputs) - {""}) for n in order]
         self._keeps_the_id = nodes
 
 
-def _sorted(reads: Mapping[int, Sequence[int]], nodes: Sequence[OnnxNode], file: str) -> list[int]:
-    """Returns the numbers of nodes so that each comes after those whose results it ``reads``."""
+def dependencies(nodes: Sequence[OnnxNode]) -> Dependencies:
+    return Dependencies((_reads(node), filter(None, node.outputs)) for node in nodes)
+
+
+def _sorted(
+    numbers: Iterable[int], steps: Dependencies, nodes: Sequence[OnnxNode], file: str
+) -> list[int]:
+    """Returns the numbers of nodes so that each comes after those whose results it reads."""
+
+    def earlier_nodes(number: int) -> Iterator[int]:
+        return (n for name in steps.reads(number) for n in steps.writers(name))
+
     done = dict[int, None]()
-    for first in sorted(reads):
-        path = {first: iter(reads[first])} if first not in done else {}
+    for first in sorted(numbers):
+        path = {first: earlier_nodes(first)} if first not in done else {}
         while path:
             number = next(reversed(path))
             earlier = next((n for n in path[number] if n not in done), None)
@@ -395,15 +424,15 @@ def _sorted(reads: Mapping[int, Sequence[int]], nodes: Sequence[OnnxNode], file:
                 del path[number]
                 done[number] = None
             elif earlier in path:
-                numbers = list(path)
-                cycle = [nodes[n].title for n in numbers[numbers.index(earlier) :]]
+                on_path = list(path)
+                cycle = [nodes[n].title for n in on_path[on_path.index(earlier) :]]
                 raise ModelError(
                     f"'{file}': nodes form a cycle, in which each reads a result of the next: "
                     f"{', '.join(cycle[:_NAMED])}{', …' if len(cycle) > _NAMED else ''}. No order "
                     "runs them: export the model again"
                 )
             else:
-                path[earlier] = iter(reads[earlier])
+                path[earlier] = earlier_nodes(earlier)
     return list(done)
 
 
@@ -502,39 +531,64 @@ def _output_names(model: OnnxModelFile) -> list[str]:
     return [info.name for info in model.graph.outputs]
 
 
-def _check_operators(model: OnnxModelFile, emit: Emitter) -> None:
-    """Raises one error that lists all operators that are neither supported nor the game's."""
-    unknown = _find_missing(model.graph.nodes, _output_names(model), model, set(), model.opsets)
-    missing = [(node, opset) for node, opset in unknown if not emit.has(node.op)]
-    if missing:
-        raise _unsupported_error(missing, model.file)
+def choose_outputs(model: OnnxModelFile, names: Sequence[str]) -> OnnxModelFile:
+    """Returns the model with these outputs and with what they need, and nothing else.
 
-
-def _find_missing(
-    nodes: Sequence[OnnxNode],
-    output_names: Sequence[str],
-    model: OnnxModelFile,
-    visited: set[tuple[str, str, str]],
-    opsets: Mapping[str, int],
-) -> Iterator[tuple[OnnxNode, int]]:
-    """Yields each needed node whose operator is not supported, with the opset of its domain.
-
-    It also looks into local functions, and visits every function once.
+    An output may be the result of any node of the graph. Raises :class:`InputError` for another
+    name.
     """
-    for node, _ in _NeededNodes(nodes, output_names, model.file).nodes:
-        opset = opsets.get(node.domain, 1)
-        key = (node.domain, node.op, node.overload)
-        function = model.functions.get(key)
+    graph, steps = model.graph, dependencies(model.graph.nodes)
+    known = {info.name: info for info in (*graph.infos, *graph.outputs)}
+    allowed = dict.fromkeys((*_output_names(model), *steps.names))
+    check_known_names(names, allowed, f"'{model.file}' has no tensor", "outputs")
+    numbers = steps.needed(names)
+    read = set(names).union(*map(steps.reads, numbers))
+    chosen = replace(
+        graph,
+        nodes=tuple(graph.nodes[number] for number in sorted(numbers)),
+        inputs=tuple(info for info in graph.inputs if info.name in read),
+        outputs=tuple(known.get(name, ValueInfo(name)) for name in names),
+    )
+    return replace(model, graph=chosen)
+
+
+class _UnknownOperators:
+    """The nodes whose operators are neither supported nor the game's, with their opsets.
+
+    ``found`` lists them in the order in which they were added.
+    """
+
+    def __init__(self, model: OnnxModelFile, emit: Emitter) -> None:
+        self._model, self._emit = model, emit
+        self._functions: dict[tuple[str, str, str], bool] = {}
+        self.found: list[tuple[OnnxNode, int]] = []
+
+    def add(self, node: OnnxNode, opsets: Mapping[str, int]) -> bool:
+        """Returns True if a node, a graph in it or the function that it calls has such a node.
+
+        Nodes of a function are listed once.
+        """
+        opset, key = opsets.get(node.domain, 1), (node.domain, node.op, node.overload)
+        function, is_unknown = self._model.functions.get(key), False
         if find_schema(node.domain, node.op, opset) is None:
             if function is None:
-                yield node, opset
-            elif key not in visited:
-                visited.add(key)
-                inner = function.opsets or opsets
-                yield from _find_missing(function.nodes, function.outputs, model, visited, inner)
+                is_unknown = not self._emit.has(node.op)
+                self.found += [(node, opset)] if is_unknown else []
+            elif key not in self._functions:
+                self._functions[key] = False  # functions that call each other are refused later
+                inner_opsets = function.opsets or opsets
+                self._functions[key] = self._add_all(function.nodes, function.outputs, inner_opsets)
+            is_unknown = is_unknown or self._functions.get(key, False)
         for graph in _graphs(node):
             names = [info.name for info in graph.outputs]
-            yield from _find_missing(graph.nodes, names, model, visited, opsets)
+            is_unknown = self._add_all(graph.nodes, names, opsets) or is_unknown
+        return is_unknown
+
+    def _add_all(
+        self, nodes: Sequence[OnnxNode], output_names: Sequence[str], opsets: Mapping[str, int]
+    ) -> bool:
+        needed = _NeededNodes(nodes, output_names, self._model.file).nodes
+        return sum(self.add(node, opsets) for node, _ in needed) > 0  # adds every one
 
 
 def _unsupported_error(missing: Sequence[tuple[OnnxNode, int]], file: str) -> UnsupportedOp:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from cml_engine.compiler.integer.digest import WHY
 from cml_engine.errors import ModelError, depth_checked
 from cml_engine.formats.format import Engine
-from cml_engine.formats.onnx.importer import Importer
+from cml_engine.formats.onnx.importer import Importer, choose_outputs
 from cml_engine.formats.onnx.integer_graph import build_integer_graph
 from cml_engine.formats.onnx.model import read_model
 from cml_engine.formats.onnx.qdq_reader import QdqReader, is_quantized
@@ -33,6 +33,8 @@ class OnnxModel:
     constants : values of inputs that are the same in every run; they become constants of the graph.
     random : makes the values of external data that is missing.
     placeholders : whether unknown operators become declarations instead of an error.
+    outputs : the names of the tensors to compute; what they do not need is not imported. Without
+        them the model's outputs are computed.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class OnnxModel:
         constants: Mapping[str, Array],
         random: RandomWeights | None = None,
         placeholders: bool = False,
+        outputs: Sequence[str] = (),
     ) -> None:
         if isinstance(model, Bytes):
             self._file, source, data, self._name = "<bytes>", None, memoryview(model), "model"
@@ -54,6 +57,8 @@ class OnnxModel:
         with depth_checked(self._file, "export it again"):
             external = ExternalData(source, random)
             self._model = read_model(data, self._file, external)
+            if outputs:
+                self._model = choose_outputs(self._model, outputs)
             external.uses = find_weight_uses(self._model)
         self._random, self._placeholders = random, placeholders
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -13,9 +13,11 @@ from cml_engine.errors import (
     OpenShape,
     ShapeError,
     Source,
+    UnsupportedOp,
     located,
 )
-from cml_engine.errors.arguments import resolve_shapes
+from cml_engine.errors.arguments import check_known_names, resolve_shapes
+from cml_engine.ir.dependencies import Dependencies, outputs_advice
 from cml_engine.ir.graph import Fact, Graph, Shapes
 from cml_engine.ir.integer_rule import RULE_VERSION
 from cml_engine.nnef.expansion.evaluator import Evaluator
@@ -27,6 +29,7 @@ from cml_engine.nnef.text.lexer import SourceText
 from cml_engine.nnef.text.printer import print_expression
 from cml_engine.nnef.text.syntax_tree import (
     ArrayExpr,
+    Assignment,
     Call,
     Document,
     Expr,
@@ -82,6 +85,58 @@ def prepare(document: Document, text: SourceText, library: Library) -> None:
     library.add_fragments(document.fragments, text)
 
 
+def choose_outputs(document: Document, names: Sequence[str], file: str) -> Document:
+    """Returns the document with these outputs of its graph and with what they need.
+
+    An output may be any tensor of the graph's body. Raises :class:`InputError` for another name.
+    """
+    graph, steps = document.graph, _dependencies(document.graph.body)
+    inputs = {name.id for name in graph.inputs}
+    assigned = [name for name in steps.names if name not in inputs]
+    allowed = dict.fromkeys((*(name.id for name in graph.outputs), *assigned))
+    check_known_names(names, allowed, f"'{file}' has no tensor", "outputs")
+    numbers = steps.needed(names)
+    read = set[str]().union(*map(steps.reads, numbers))
+    positions = {name.id: name.pos for name in graph.outputs}
+    chosen = replace(
+        graph,
+        inputs=tuple(name for name in graph.inputs if name.id in read),
+        outputs=tuple(Name(name, positions.get(name, graph.pos)) for name in names),
+        body=tuple(graph.body[number] for number in sorted(numbers)),
+    )
+    return replace(document, graph=chosen)
+
+
+def _dependencies(body: Sequence[Assignment]) -> Dependencies:
+    """Returns the dependencies of a graph's assignments.
+
+    An ``update`` also writes its variable, so that whatever reads the variable needs it. An
+    ``external`` reads its own name, which is the graph's input.
+    """
+    return Dependencies(_step(assignment) for assignment in body)
+
+
+def _step(assignment: Assignment) -> tuple[list[str], list[str]]:
+    reads = _names(assignment.value)
+    writes = _names(assignment.target)
+    for call in expressions(assignment.value):
+        if isinstance(call, Call) and call.op in _OPERATORS:
+            reads += writes
+        if isinstance(call, Call) and call.op == "update":
+            is_named = any(argument.name == "variable" for argument in call.arguments)
+            writes += (
+                name
+                for position, argument in enumerate(call.arguments)
+                if argument.name == "variable" or (not is_named and position == 0)
+                for name in _names(argument.value)
+            )
+    return reads, writes
+
+
+def _names(tree: Expr) -> list[str]:
+    return [item.id for item in expressions(tree) if isinstance(item, Name)]
+
+
 class DocumentBuilder:
     """Converts one document to a graph; :meth:`build` is called once.
 
@@ -117,7 +172,15 @@ class DocumentBuilder:
         graph = self._graph
         self._check_interface()
         self._builder.reserve(assigned_names(graph.body))
-        self._lowering.run(graph.body, self._scope)
+        for number, assignment in enumerate(graph.body):
+            try:
+                self._lowering.run([assignment], self._scope)
+            except UnsupportedOp as error:
+                outputs = [name.id for name in graph.outputs]
+                error.message += outputs_advice(
+                    _dependencies(graph.body).unaffected(outputs, [number])
+                )
+                raise
         for name in graph.inputs:
             if name.id not in self._builder.facts:
                 raise self._error(

@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,8 +102,9 @@ def load_model(
         from cml_engine.formats.loading import load
 
         if is_cooked(a.model):
-            reason = f"'{a.model}' is cooked, so its shapes and weights cannot change"
-            refuse(a, reason, "fragments", "shape", "weights", "constant", "random-weights")
+            reason = f"'{a.model}' is cooked, so its shapes, weights and outputs cannot change"
+            options = "fragments", "shape", "weights", "constant", "output", "random-weights"
+            refuse(a, reason, *options)
             return load_cooked(a.model, trusted=getattr(a, "trusted", False))
         graph = load(
             a.model,
@@ -111,12 +112,23 @@ def load_model(
             shapes=named_shapes(a.shape) if shapes is None else shapes,
             weights=a.weights,
             random_weights=random,
+            outputs=_chosen_outputs(a.output),
             constants={**_named_constants(a.constant), **(constants or {})},
         )
     if random is not None and a.command_name != "info":  # info shows all notes itself
         is_table = not (getattr(a, "json", False) or getattr(a, "csv", False))
         print(graph.notes[-1], file=sys.stdout if is_table else sys.stderr)
     return graph
+
+
+def _chosen_outputs(names: Sequence[str]) -> Sequence[str] | None:
+    """Returns the names of ``--output``, or None without the option."""
+    if mistaken := next((name for name in names if "=" in name), None):
+        raise InputError(
+            f"--output '{mistaken}': wanted the name of an output to compute; -o NAME=FILE writes "
+            "one"
+        )
+    return names or None
 
 
 def _named_constants(pairs: Iterable[str]) -> dict[str, Array]:

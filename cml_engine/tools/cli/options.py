@@ -151,6 +151,14 @@ _SHARED = {
         "an input of an ONNX model that is the same in every run: a number, [1,2] or a .npy file",
         repeatable=True,
     ),
+    "choice": value_option(
+        "model",
+        "--output",
+        "NAME",
+        "compute this output, or this inner tensor, and read nothing that it does not need "
+        "(default: all outputs)",
+        repeatable=True,
+    ),
     "weights": value_option(
         "model",
         "--weights",
@@ -269,7 +277,7 @@ _SHARED = {
     ),
     "json": flag("output", "--json", "print JSON instead of a table"),
 }
-_SOURCE = ("file", "shape", "constant", "weights", "ops", "fragments", "limits")
+_SOURCE = ("file", "shape", "constant", "choice", "weights", "ops", "fragments", "limits")
 #: sets of shared options: of a model that may be cooked, of one that may not, of a plan, and of a
 #: run in frames
 _SETS = {

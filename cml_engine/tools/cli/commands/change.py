@@ -59,7 +59,7 @@ def convert(a: Namespace) -> None:
         raise InputError(f"'{a.destination}': convert writes NNEF; ONNX is written by cml export")
     if a.placeholders:
         reason = "--placeholders keeps the model as its file has it"
-        refuse(a, reason, "fragments", "weights", "constant")
+        refuse(a, reason, "fragments", "weights", "constant", "output")
         graph = load_with_placeholders(a.model, named_shapes(a.shape))
     else:
         graph = load_model(a)
@@ -86,7 +86,7 @@ def convert(a: Namespace) -> None:
     "inputs",
     "overwrite",
     "json",
-    option("output", "output", metavar="OUT", help="the folder or .tgz to write"),
+    option("output", "destination", metavar="OUT", help="the folder or .tgz to write"),
     option(
         "output",
         "--bits",
@@ -149,7 +149,7 @@ def quantize(a: Namespace) -> int:
         quantized, report = quantize_graph(
             graph, samples, a.bits or 8, a.sixteen or "auto", a.max_error, float_tail=a.float_tail
         )
-    save_checked(quantized, a.output, overwrite=a.overwrite)
+    save_checked(quantized, a.destination, overwrite=a.overwrite)
     print(json.dumps(report.data, indent=2) if a.json else report)
     return 1 if a.max_error is not None and report.error > a.max_error else 0
 

@@ -106,7 +106,7 @@ def frames(a: Namespace) -> int:
     value_option("GPU", "--runs", "N", "runs to trace (default: 3)", TIMES, 3),
     value_option(
         "output",
-        "--output",
+        "--write",
         "FILE",
         "the file to write (default: %(default)s)",
         Path,
@@ -118,9 +118,9 @@ def trace(a: Namespace) -> None:
     """Write a trace of frames and slices, to open in ui.perfetto.dev."""
     from scheduler.tools import commands
 
-    array_files.check_place(a.output, a.model)
+    array_files.check_place(a.write, a.model)
     session, _, arrays = timed_session(a)
     count, slices = commands.trace(
-        session, arrays, a.output, budget_ms=a.budget_ms, frame_ms=a.frame_ms, runs=a.runs
+        session, arrays, a.write, budget_ms=a.budget_ms, frame_ms=a.frame_ms, runs=a.runs
     )
-    print(f"{a.output}: {count} frames, {slices} slices; open it in ui.perfetto.dev")
+    print(f"{a.write}: {count} frames, {slices} slices; open it in ui.perfetto.dev")

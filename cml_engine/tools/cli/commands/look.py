@@ -126,7 +126,7 @@ def rank(a: Namespace) -> None:
     "overwrite",
     "runs",
     flag("GPU", "--run", "also measure the model on this machine's GPU"),
-    value_option("output", "--output", "DIR", "the folder to write", short="-o", required=True),
+    value_option("output", "--write", "DIR", "the folder to write", short="-o", required=True),
 )
 def report(a: Namespace) -> None:
     """Write a folder with a page of all facts about a model."""
@@ -143,5 +143,5 @@ def report(a: Namespace) -> None:
             gpu = Gpu()
         options = compile_options(a)
         frames = a.budget_ms, a.frame_ms
-        for done in write_report(facts, a.output, frames, gpu, options, a.runs, a.overwrite, log):
+        for done in write_report(facts, a.write, frames, gpu, options, a.runs, a.overwrite, log):
             print(done, flush=True)

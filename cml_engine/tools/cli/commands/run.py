@@ -86,7 +86,7 @@ T = TypeVar("T")
     ),
     value_option(
         "output",
-        "--output",
+        "--write",
         "NAME=FILE",
         "write an output to a .npy, .npz, .png, .tif or .exr file",
         short="-o",
@@ -139,7 +139,7 @@ def run(a: Namespace) -> int:
             "the model that it was made of"
         )
     facts = facts_of(graph, graph.inputs)
-    outputs = named_files(a.output, facts_of(graph, graph.outputs), "output")
+    outputs = named_files(a.write, facts_of(graph, graph.outputs), "output")
     array_files.check_outputs(outputs, graph.facts)
     if a.tile is not None:  # the model has the size of a tile, the files that of the picture
         for name, file in named_files(a.input, facts, "input").items():
@@ -196,7 +196,7 @@ def _check_run_options(a: Namespace) -> None:
         require(a, "--tile PIXELS", "overlap", "align")
     else:
         refuse(a, "a run in tiles has no whole tensors", "dump-tensors", "stop-at-nan")
-    if not a.input and not a.output and a.random_inputs is None:
+    if not a.input and not a.write and a.random_inputs is None:
         raise InputError(
             "nothing to run on: give the inputs, -i NAME=FILE (.npy, .npz, .png, .tif or .exr), or "
             "let them be made up with --random-inputs"
@@ -446,7 +446,7 @@ def _with_progress(checks: Iterable[T], graph: Graph) -> Iterator[T]:
         "each chunk",
     ),
     value_option(
-        "output", "--output", "STORE.zarr", "the Zarr store to write", short="-o", required=True
+        "output", "--write", "STORE.zarr", "the Zarr store to write", short="-o", required=True
     ),
     value_option("output", "--report", "FILE.json", "write counts, times and the price"),
     value_option(
@@ -497,7 +497,7 @@ def map_inputs(a: Namespace) -> int:
             report = map_network(
                 a.model if is_cooked(a.model) else graph,
                 a.inputs,
-                a.output,
+                a.write,
                 scheduler=a.scheduler,
                 workers=a.workers,
                 backend="cpu" if on_host else a.backend,

@@ -33,7 +33,7 @@ GROUP = "Ship it"
     "backend",
     "plan",
     "arena",
-    value_option("output", "--output", "FILE.cml", "the file to write", short="-o"),
+    value_option("output", "--write", "FILE.cml", "the file to write", short="-o"),
     value_option(
         "output",
         "--devices",
@@ -67,9 +67,9 @@ def cook(a: Namespace) -> int:
 
     if a.check:
         return _check_golden(a)
-    if not a.output:
+    if not a.write:
         raise InputError("no file to write: name one, -o net.cml")
-    check_place(Path(a.output), a.model)
+    check_place(Path(a.write), a.model)
     from scheduler.tools.commands import cooked_guesses
 
     graph = load_model(a)
@@ -86,9 +86,9 @@ def cook(a: Namespace) -> int:
         golden=not a.without_golden,
         guesses=cooked_guesses(),
     )
-    write_atomically(a.output, data)
+    write_atomically(a.write, data)
     cooked = _artifact_of(load_cooked(data, trusted=True))
-    print(f"{a.output}: {cooked.nbytes / 2**20:.2f} MiB, {len(cooked.kernels)} kernels")
+    print(f"{a.write}: {cooked.nbytes / 2**20:.2f} MiB, {len(cooked.kernels)} kernels")
     for plan in cooked.plans:
         print(f"  {plan.profile}: {len(plan.steps)} steps")
     for name in cooked.meta["custom"]:
