@@ -43,10 +43,13 @@ class ConverterOptions:
     """The options of ``cml.load`` that a converter can support, beside the model and its shapes.
 
     ``constants`` are values of inputs by name, ``random_weights`` makes missing weights, and with
-    ``placeholders`` unknown operators become declarations. The others are those of ``cml.load``.
+    ``placeholders`` unknown operators become declarations. ``inputs`` are constants that become
+    inputs. ``outputs`` are the chosen ones; without them all of the file's are loaded. The others
+    are those of ``cml.load``.
     """
 
     constants: Mapping[str, Array] = field(default_factory=dict)
+    inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     random_weights: RandomWeights | None = None
     placeholders: bool = False

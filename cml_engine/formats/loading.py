@@ -26,6 +26,7 @@ from cml_engine.errors.arguments import (
     ONLY_INPUT,
     SEED,
     check_instance,
+    check_name_list,
     check_nonempty_names,
     shortened,
 )
@@ -57,6 +58,7 @@ def load(
     *,
     shapes: Mapping[str, Sequence[int]] | tuple[int, ...] | None = None,
     constants: Mapping[str, Array] | None = None,
+    inputs: Sequence[str] = (),
     outputs: Sequence[str] | None = None,
     fragments: Sequence[str | Path] = (),
     fake_quantize: bool = False,
@@ -81,6 +83,10 @@ def load(
     model's shapes and give its symbols values. ``graph.reshaped(shapes)`` changes them later.
     ``constants`` are inputs of an ONNX model that are the same in every run; they become
     constants of the graph.
+
+    ``inputs`` are initializers that an ONNX model lists as inputs too. They are constants unless
+    they are named here, or in ``shapes``; then their values in the file are defaults, which a run
+    may omit.
 
     ``outputs`` are the tensors to compute, by the file's names: some of its outputs, or inner
     tensors. What they do not need is neither read nor checked, and inputs that they do not need are
@@ -116,6 +122,7 @@ def load(
         random = nnef.RandomWeights(SEED.check(random_weights, "random_weights"))
     options = ConverterOptions(
         constants=constants or {},
+        inputs=check_name_list(inputs, "inputs"),
         outputs=() if outputs is None else _distinct_names(outputs),
         random_weights=random,
         fragments=tuple(fragments),

@@ -395,6 +395,10 @@ class Graph:
     input_ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     #: inputs with a default, which a run may omit, by name
     sliders: Mapping[str, Slider] = field(default_factory=dict)
+    #: the values in the file of inputs that a run may omit, by name
+    defaults: Mapping[str, Array] = field(default_factory=dict)
+    #: constants that the file declares as inputs too: ``cml.load(..., inputs=)`` makes them inputs
+    optional: frozenset[str] = frozenset()
     origin: Origin | None = field(default=None, compare=False)
     cooked_form: CookedForm | None = field(default=None, compare=False)
 

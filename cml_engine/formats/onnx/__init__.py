@@ -14,9 +14,10 @@ def _open(model: Model, engine: Engine, options: ConverterOptions) -> GraphFacto
         options.constants,
         options.random_weights,
         options.placeholders,
+        options.inputs,
         options.outputs,
     ).graph
 
 
-_TAKES = frozenset({"constants", "random_weights", "placeholders", "outputs"})
+_TAKES = frozenset({"constants", "random_weights", "placeholders", "inputs", "outputs"})
 FORMAT = Format("ONNX", ".onnx", _open, _TAKES, in_bytes=True)

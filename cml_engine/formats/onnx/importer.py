@@ -51,7 +51,7 @@ from cml_engine.formats.onnx.values import (
 )
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.dependencies import Dependencies, outputs_advice
-from cml_engine.ir.graph import Array, Graph, Shapes
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph, Shapes
 
 #: Microseconds to import an operator that a loop or a function repeats.
 _NODE_STEPS = 100
@@ -81,20 +81,23 @@ class GraphScope:
 class Importer:
     """One import of an ONNX model to a graph.
 
-    With a ``reading`` a quantized model is imported as an integer network. With ``placeholders``
-    unknown operators become declarations instead of an error. ``bits`` are those of the magnitudes
-    of integer inputs, by name, where a run must not give larger ones.
+    ``inputs`` are initializers that become inputs. With a ``reading`` a quantized model is imported
+    as an integer network. With ``placeholders`` unknown operators become declarations instead of an
+    error. ``bits`` are those of the magnitudes of integer inputs, by name, where a run must not
+    give larger ones.
     """
 
     def __init__(
         self,
         model: OnnxModelFile,
         engine: Engine,
+        inputs: Sequence[str] = (),
         placeholders: bool = False,
         reading: QdqReader | None = None,
         bits: Mapping[str, int] | None = None,
     ) -> None:
-        self._model, self._reading, self._bits = model, reading, bits or {}
+        self._model, self._inputs, self._reading = model, inputs, reading
+        self._bits = bits or {}
         self._with_placeholders = placeholders
         self._placeholders = Placeholders((), {})
         self.emit = Emitter(engine, is_integer=reading is not None)
@@ -126,7 +129,12 @@ class Importer:
         if not self._with_placeholders:
             self._check_operators()
         _check_size(model)
-        inputs = [info for info in graph.inputs if info.name not in graph.initializers]
+        given = {*self._inputs, *shapes, *constants}
+        inputs = [
+            _with_shape(info, graph, shapes)
+            for info in graph.inputs
+            if info.name in given or info.name not in graph.initializers
+        ]
         self.emit.builder.reserve([info.name for info in (*inputs, *graph.outputs)])
         values = bind_inputs(inputs, shapes, constants, self.emit.builder, model.file)
         for info in inputs:
@@ -142,6 +150,8 @@ class Importer:
         outputs = {info.name: value for info, value in zip(graph.outputs, results, strict=True)}
         if len(outputs) < len(graph.outputs):
             raise ModelError(f"'{model.file}': two outputs have one name: export it again")
+        bound = {info.name for info in inputs}
+        optional = frozenset(info.name for info in graph.inputs) - bound
         is_unsigned = {name for name, value in values.items() if value.dtype == np.uint32}
         tensors = [name for name in self.emit.builder.inputs if name in is_unsigned | {*self._bits}]
         ranges = {name: self.emit.intervals.of(name) for name in tensors}
@@ -149,9 +159,29 @@ class Importer:
             f"  input '{name}' accepts integers from {ranges[name]}: for those all integers fit"
             for name in self._bits
         ]
-        notes = (*self.report.lines(model), *limits, *self._placeholders.comments)
+        notes = (*self.report.lines(model, optional), *limits, *self._placeholders.comments)
         input_ranges = {name: (int(i.low), int(i.high)) for name, i in ranges.items()}
-        return self.emit.graph(name, outputs).with_(notes=notes, input_ranges=input_ranges)
+        defaults = self._defaults(values)
+        return self.emit.graph(name, outputs).with_(
+            notes=notes, input_ranges=input_ranges, optional=optional, defaults=defaults
+        )
+
+    def _defaults(self, inputs: Mapping[str, Value]) -> dict[str, Array]:
+        """Returns the values of initializers that became inputs, by name.
+
+        A value that does not fit the input is left out, so that each run has to give one.
+        """
+        defaults: dict[str, Array] = {}
+        for name, tensor in self._model.graph.initializers.items():
+            value = inputs.get(name)
+            if value is None or value.array is not None or tensor.shape != value.shape:
+                continue
+            array, dtype = tensor.values(), NUMPY_DTYPE[value.kind]
+            with np.errstate(over="ignore"):
+                converted = array.astype(dtype)
+            if dtype.kind != "i" or np.array_equal(converted, array):
+                defaults[name] = converted
+        return defaults
 
     # -- graphs ---------------------------------------------------------------------------------
 
@@ -353,6 +383,12 @@ class Importer:
                 "the graph: the model is damaged, export it again"
             )
         return value
+
+
+def _with_shape(info: ValueInfo, graph: OnnxGraph, shapes: Shapes) -> ValueInfo:
+    """Returns the declaration of an input, with its initializer's shape if no other is given."""
+    tensor = graph.initializers.get(info.name)
+    return info if tensor is None or info.name in shapes else replace(info, shape=tensor.shape)
 
 
 @contextmanager

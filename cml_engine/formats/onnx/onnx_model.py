@@ -9,6 +9,7 @@ import numpy as np
 
 from cml_engine.compiler.integer.digest import WHY
 from cml_engine.errors import ModelError, depth_checked
+from cml_engine.errors.arguments import check_known_names
 from cml_engine.formats.format import Engine
 from cml_engine.formats.onnx.importer import Importer, choose_outputs
 from cml_engine.formats.onnx.integer_graph import build_integer_graph
@@ -33,6 +34,7 @@ class OnnxModel:
     constants : values of inputs that are the same in every run; they become constants of the graph.
     random : makes the values of external data that is missing.
     placeholders : whether unknown operators become declarations instead of an error.
+    inputs : the names of initializers that become inputs; the graph's inputs must list them.
     outputs : the names of the tensors to compute; what they do not need is not imported. Without
         them the model's outputs are computed.
     """
@@ -44,6 +46,7 @@ class OnnxModel:
         constants: Mapping[str, Array],
         random: RandomWeights | None = None,
         placeholders: bool = False,
+        inputs: Sequence[str] = (),
         outputs: Sequence[str] = (),
     ) -> None:
         if isinstance(model, Bytes):
@@ -60,6 +63,9 @@ class OnnxModel:
             if outputs:
                 self._model = choose_outputs(self._model, outputs)
             external.uses = find_weight_uses(self._model)
+        listed = [info.name for info in self._model.graph.inputs]
+        check_known_names(inputs, listed, f"'{self._file}' has no input", "inputs")
+        self._inputs = inputs
         self._random, self._placeholders = random, placeholders
 
     def graph(self, shapes: Shapes) -> Graph:
@@ -79,7 +85,7 @@ class OnnxModel:
         notes: tuple[str, ...] = ()
         if is_quantized(self._model) and not self._placeholders:
             reading = QdqReader()
-            importer = Importer(self._model, self._engine, reading=reading)
+            importer = Importer(self._model, self._engine, self._inputs, reading=reading)
             try:
                 graph = importer.graph(shapes, self._constants, self._name)
                 return build_integer_graph(graph, reading.stored)
@@ -93,7 +99,9 @@ class OnnxModel:
         bits: dict[str, int] = {}
         first_error: TooWide | None = None
         while True:
-            importer = Importer(self._model, self._engine, self._placeholders, bits=bits)
+            importer = Importer(
+                self._model, self._engine, self._inputs, self._placeholders, bits=bits
+            )
             try:
                 return importer.graph(shapes, self._constants, self._name)
             except TooWide as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cml_engine.formats.onnx.model import OnnxModelFile, OnnxNode
@@ -12,6 +12,8 @@ from cml_engine.formats.onnx.values import Emitter, Value, interval_of
 
 #: the most nodes that are named per operator, and of those whose integers may differ
 _NAMED, _WIDE_NAMED = 2, 16
+#: the first version of ONNX's format in which an initializer need not be an input
+_FIRST_OPTIONAL = 4
 
 
 @dataclass
@@ -38,7 +40,8 @@ class ImportReport:
         """Adds a node to the folded, composed or unknown ones."""
         nodes.setdefault(node.op, []).append(node.shown)
 
-    def lines(self, model: OnnxModelFile) -> tuple[str, ...]:
+    def lines(self, model: OnnxModelFile, optional: Collection[str] = ()) -> tuple[str, ...]:
+        """Returns the report. ``optional`` are the constants that may become inputs."""
         producer = f" by {model.producer}" if model.producer else ""
         opset = f", opset {model.opsets['']}" if "" in model.opsets else ""
         special_nodes = (self.folded, self.composed, self.unknown)
@@ -52,6 +55,7 @@ class ImportReport:
             *_wide("compute integers in floats, exact to 2^24, and may exceed that", self.rounded),
             *_wide("convert floats to integers, and clamp values beyond 32 bits", self.cast),
             *_listed("are unknown and have placeholders", self.unknown),
+            *_optional_line(model, optional),
         )
 
     def check_widths(
@@ -107,6 +111,18 @@ def _bounded(node: OnnxNode, bounds: Interval) -> str:
 
 def _count(nodes: Mapping[str, Sequence[str]]) -> int:
     return sum(map(len, nodes.values()))
+
+
+def _optional_line(model: OnnxModelFile, names: Collection[str]) -> list[str]:
+    """Returns the line on constants that may become inputs.
+
+    It is left out for files of the time when every constant was listed as an input.
+    """
+    if not names or model.ir_version < _FIRST_OPTIONAL:
+        return []
+    listed = ", ".join(f"'{name}'" for name in sorted(names)[:_WIDE_NAMED])
+    more = f" and {len(names) - _WIDE_NAMED} more" if len(names) > _WIDE_NAMED else ""
+    return [f"  {listed}{more}: constants that may be inputs (cml.load(…, inputs=), -i NAME=FILE)"]
 
 
 def _listed(description: str, nodes: Mapping[str, Sequence[str]]) -> list[str]:

@@ -17,24 +17,25 @@ from cml_engine.ops.declaration.registry import lookup
 
 
 def with_defaults(
-    sliders: Mapping[str, Slider],
+    graph: Graph,
     facts: Mapping[str, Fact],
     retained: frozenset[str],
     inputs: Mapping[str, object],
 ) -> Mapping[str, Any]:
-    """Returns the inputs with arrays for sliders that are missing or given as plain values.
+    """Returns a run's inputs of a network with the defaults of inputs that are missing.
 
-    A missing slider gets its default, unless it is in ``retained``: the inputs that keep their last
-    value.
+    Sliders that are given as plain values become arrays. An input in ``retained`` keeps its last
+    value instead of its default.
     """
-    if not sliders or not isinstance(inputs, Mapping):
+    if not (graph.sliders or graph.defaults) or not isinstance(inputs, Mapping):
         return inputs
     values = {
         name: _slider_array(name, slider, facts[name], inputs.get(name, slider.default))
-        for name, slider in sliders.items()
+        for name, slider in graph.sliders.items()
         if name in facts and (name in inputs or name not in retained)
     }
-    return {**inputs, **values}
+    defaults = {n: array for n, array in graph.defaults.items() if n in facts and n not in retained}
+    return {**defaults, **inputs, **values}
 
 
 def _slider_array(name: str, slider: Slider, fact: Fact, value: object) -> Any:

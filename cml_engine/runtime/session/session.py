@@ -48,6 +48,7 @@ from cml_engine.runtime.session.compile_graph import (
     make_recompiler,
 )
 from cml_engine.runtime.session.inputs import (
+    as_array,
     check_inputs,
     check_ranges,
     listed,
@@ -271,7 +272,10 @@ class Session:
 
         Intended for tools and tests: a game submits jobs to a :class:`scheduler.FrameScheduler`.
         Runs from several threads wait for each other. Inputs are arrays or, on a GPU, textures
-        (:class:`TextureInput`) and ``gpu.tensor(...)``. Raises :class:`InputError` if an input
+        (:class:`TextureInput`) and ``gpu.tensor(...)``. A constant that the model's file declares
+        as an input too may be given; the first such run compiles the network with it as an input.
+
+        Raises :class:`InputError` if an input
         is missing, unknown, or of another shape or type than :attr:`inputs` states, and if a job
         is running in the session's memory.
 
@@ -287,6 +291,9 @@ class Session:
                     f"{name}: wanted a function of a node and its arrays, got {function!r}"
                 )
         self._take_coming()
+        if names := self._optional(inputs):
+            shapes = {name: as_array(name, inputs[name]).shape for name in names}
+            return self.reshaped(shapes).run(inputs, watch=watch, before=before)
         arrays = _take_inputs(self, inputs)
         if watch is None and before is None:
             return self._program.run(arrays)
@@ -315,24 +322,30 @@ class Session:
     ) -> dict[str, Any]:
         """Returns the inputs by name, converted to the network's dtypes.
 
-        Inputs named in ``skip`` must exist but are not converted. Missing sliders get their
-        defaults. Raises :class:`InputError` if an input does not fit or is missing.
+        Inputs named in ``skip`` must exist but are not converted. Missing inputs with a default,
+        such as sliders, get it. Raises :class:`InputError` if an input does not fit or is missing.
         """
-        inputs = with_defaults(self.sliders, self.inputs, self._program.known_inputs, inputs)
+        if name := next(iter(self._optional(inputs)), None):
+            raise InputError(
+                f"input '{name}' is a constant of this session. Load the model with "
+                f"inputs=['{name}'] to give it in each run"
+            )
+        graph, known_inputs = self.source_graph, self._program.known_inputs
+        inputs = with_defaults(graph, self.inputs, known_inputs, inputs)
         if isinstance(inputs, Mapping):
             self._expect_range_of(inputs)
             inputs = with_unsigned(self.source_graph, inputs)
             words = take_words(self.graph, self.plan, inputs)
             inputs, skip = {**inputs, **words}, skip | words.keys()
         if not skip:
-            arrays = check_inputs(self.inputs, inputs, self._program.known_inputs)
+            arrays = check_inputs(self.inputs, inputs, known_inputs)
             check_ranges(self.source_graph, arrays)
             return arrays
         facts = {name: fact for name, fact in self.inputs.items() if name not in skip}
         if unknown := skip - set(self.inputs):
             raise InputError(f"unknown input '{min(unknown)}'; inputs are {listed(self.inputs)}")
         host = {k: v for k, v in inputs.items() if k not in skip}
-        checked = check_inputs(facts, host, self._program.known_inputs)
+        checked = check_inputs(facts, host, known_inputs)
         check_ranges(self.source_graph, checked)
         return {**checked, **{name: inputs[name] for name in skip}}
 
@@ -356,6 +369,12 @@ class Session:
             before = self._program
             self._begin(compile_graph(self.source_graph, self.gpu, self.options, True, self._arena))
             self._program.inherit(before)
+
+    def _optional(self, inputs: Mapping[str, Any]) -> list[str]:
+        """Returns the given inputs that are constants here and that the file declares as inputs."""
+        if not self.source_graph.optional or not isinstance(inputs, Mapping):
+            return []
+        return sorted(self.source_graph.optional.intersection(inputs))
 
     def close(self) -> None:
         """Frees the network's memory on the device now instead of with the last reference.

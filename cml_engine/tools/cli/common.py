@@ -38,7 +38,8 @@ def load_for_inputs(a: Namespace, shape_of: ShapeOf = array_files.shape_of) -> G
     """Loads and returns the model; inputs without a shape get the shapes of their ``-i`` files.
 
     An input whose value an operator needs at load, such as the condition of an ``If``, becomes a
-    constant with the value of its file.
+    constant with the value of its file. A constant that the model declares as an input too becomes
+    an input if it has a file.
     """
     files = dict(_name_and_file(pair) for pair in a.input)
 
@@ -46,9 +47,10 @@ def load_for_inputs(a: Namespace, shape_of: ShapeOf = array_files.shape_of) -> G
         return shape_of(files[name], name, extents) if files.get(name) else None
 
     constants: dict[str, Array] = {}
+    inputs: list[str] = []
     while True:
         try:
-            graph = load_open(a, file_shape, constants)
+            graph = load_open(a, file_shape, constants, inputs)
         except OpenShape as error:
             if files and error.input not in files:
                 names = ", ".join(f"'{name}'" for name in files)
@@ -61,6 +63,9 @@ def load_for_inputs(a: Namespace, shape_of: ShapeOf = array_files.shape_of) -> G
                 raise
             constants |= {name: array_files.read_any(files[name], name) for name in missing}
         else:
+            if given_names := [name for name in graph.optional if name in files]:
+                inputs += given_names
+                continue
             a.input = [pair for pair in a.input if pair.partition("=")[0] not in constants]
             return graph
 
@@ -69,6 +74,7 @@ def load_open(
     a: Namespace,
     shape_of: Callable[[str, Known], Shape | None],
     constants: Mapping[str, Array] | None = None,
+    inputs: Sequence[str] = (),
 ) -> Graph:
     """Loads and returns the model; inputs without a shape get their shapes from ``shape_of``.
 
@@ -78,7 +84,7 @@ def load_open(
     shapes = named_shapes(a.shape)
     while True:
         try:
-            return load_model(a, shapes, constants)
+            return load_model(a, shapes, constants, inputs)
         except OpenShape as open:
             shape = None if open.input in shapes else shape_of(open.input, open.known)
             if shape is None:
@@ -90,6 +96,7 @@ def load_model(
     a: Namespace,
     shapes: Shapes | None = None,
     constants: Mapping[str, Array] | None = None,
+    inputs: Sequence[str] = (),
 ) -> Graph:
     """Returns the graph of the model file that the command line names, cooked files included.
 
@@ -112,6 +119,7 @@ def load_model(
             shapes=named_shapes(a.shape) if shapes is None else shapes,
             weights=a.weights,
             random_weights=random,
+            inputs=inputs,
             outputs=_chosen_outputs(a.output),
             constants={**_named_constants(a.constant), **(constants or {})},
         )

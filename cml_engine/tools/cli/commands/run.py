@@ -151,7 +151,7 @@ def run(a: Namespace) -> int:
     if a.random_inputs is not None:
         print_error(f"the inputs without a file are random, of seed {a.random_inputs}")
         made_up = random_inputs(facts, a.random_inputs)
-    arrays = read_inputs(a, facts, made_up)
+    arrays = read_inputs(a, facts, {**graph.defaults, **made_up})
     if a.dump_tensors is not None or a.stop_at_nan:
         session, results = _run_watched(graph, arrays, a)
     else:
