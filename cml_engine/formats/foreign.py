@@ -33,6 +33,7 @@ _FOREIGN = {
     ".cml": ("a cooked file", 'cml.load_cooked("{file}")'),
     ".bin": ("a file of weights without a network", 'cml.load("{stem}.param"), if it is ncnn\'s'),
 }
+_PARAM_BIN = ".param.bin"
 _SAVED_MODEL = "saved_model.pb"
 
 
@@ -41,6 +42,11 @@ def check_foreign(model: Path) -> None:
 
     Returns normally for all other files. The suffix decides; for a folder, a file inside it.
     """
+    if model.name.lower().endswith(_PARAM_BIN):
+        raise InputError(
+            f"cannot load '{model}': it is the binary form of an ncnn .param. Give the .param of "
+            "text that ncnn2mem made it from, for this one has no names"
+        )
     if model.is_dir() and (model / _SAVED_MODEL).is_file():
         advice = ("a TensorFlow SavedModel", _TF.replace("{what}", "--saved-model {file}"))
     elif model.is_dir() or model.suffix.lower() not in _FOREIGN:

@@ -17,6 +17,7 @@ import numpy as np
 
 from cml_engine.errors import CmlError, ModelError, TensorFileError
 from cml_engine.io.atomic_write import COMPLETE
+from cml_engine.io.file_kinds import HEAD_BYTES, misplaced_file
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import Array, DType
 
@@ -179,7 +180,8 @@ class SourceFile:
     def span(self, offset: int = 0, count: int | None = None) -> memoryview:
         """Reads ``count`` bytes from ``offset``; by default the rest of the file.
 
-        They are charged to the load budget. Raises :class:`TensorFileError` if the file is shorter.
+        They are charged to the load budget. Raises :class:`TensorFileError` if the file is shorter,
+        or if it begins as no file of a model does.
         """
         count = self.size - offset if count is None else count
         if offset < 0 or count < 0 or offset + count > self.size:
@@ -194,7 +196,13 @@ class SourceFile:
                 f"'{self.name}': asked for {count:,} bytes at {offset:,}, "
                 f"'{self._source.name}' gave {len(data):,}"
             )
+        if not offset and (misplaced := misplaced_file(bytes(data[:HEAD_BYTES]))):
+            raise TensorFileError(f"'{shown(self._source, self.name)}' is {misplaced}")
         return data
+
+    def check_content(self) -> None:
+        """Raises :class:`TensorFileError` if a web page or the like is in place of the file."""
+        self.head(HEAD_BYTES)
 
     def head(self, count: int) -> bytes:
         """Returns the first ``count`` bytes, or all if there are fewer."""

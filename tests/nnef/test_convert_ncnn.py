@@ -289,7 +289,7 @@ def test_unsupported_layers_are_refused(convert_lines, line, weights, message):
 
 def test_non_ncnn_files_are_refused(tmp_path):
     for data, message in [
-        (b"", "not a ncnn .param: wanted 7767517 first, got nothing"),
+        (b"\n", "no ncnn .param: wanted 7767517 first, got nothing"),
         (b"hello", "wanted 7767517 first, got hello"),
         (b"7767517\n", "wanted the numbers of layers and blobs in line 2"),
         (b"7767517\n3 3\nInput i 0 1 in\n", "line 2 says 3 layers, got 1"),

@@ -14,6 +14,7 @@ import numpy as np
 
 from cml_engine.errors import ModelError, Source, TensorFileError, UnsupportedOp
 from cml_engine.errors.arguments import shortened
+from cml_engine.io.file_kinds import HEAD_BYTES, foreign_file
 from cml_engine.io.load_limits import current_budget
 from cml_engine.io.model_source import ModelSource, SourceFile, file_size, shown
 from cml_engine.ir.graph import Array, DType
@@ -133,7 +134,10 @@ def read_param(source: ModelSource) -> list[LayerLine]:
     lines = _lines(source, path)
     if not lines or lines[0][1].strip() != MAGIC:
         got = lines[0][1].strip()[:20] if lines else "nothing"
-        raise ModelError(f"not a ncnn .param: wanted {MAGIC} first, got {got}", Source(path, 1))
+        raise ModelError(
+            f"no ncnn .param: wanted {MAGIC} first, got {got}: export or download it again",
+            Source(path, 1),
+        )
     counts = lines[1][1].split() if len(lines) > 1 else []
     if len(counts) != 2 or not all(count.isdecimal() for count in counts):
         raise ModelError("wanted the numbers of layers and blobs in line 2", Source(path, 2))
@@ -153,10 +157,13 @@ def _lines(source: ModelSource, path: str) -> list[tuple[int, str]]:
         raise ModelError(f"cannot read '{path}': there is no such file")
     file = SourceFile(source, source.graph)
     current_budget().charge_unpacked(file.size, f"the text of '{path}'")
+    data = bytes(file.span())
+    if kind := foreign_file(data[:HEAD_BYTES]):
+        raise ModelError(f"'{path}' is {kind}")
     try:
-        text = bytes(file.span()).decode()
+        text = data.decode()
     except UnicodeDecodeError:
-        raise ModelError(f"'{path}' is not text: wanted a .param, not a .param.bin") from None
+        raise ModelError(f"'{path}' is not text: wanted a .param of text") from None
     return [(i + 1, line) for i, line in enumerate(text.splitlines()) if line.strip()]
 
 

@@ -276,7 +276,8 @@ def _tensor_info(message: Message) -> ValueInfo:
 def _dim(message: Message) -> Dim:
     for f in message.fields():
         if f.number == 1:
-            return f.whole()
+            extent = f.whole()
+            return extent if extent >= 0 else None  # exporters write -1 for an open extent
         if f.number == 2:
             text = f.text()
             return text if text.isidentifier() else None  # "?" is not a symbol

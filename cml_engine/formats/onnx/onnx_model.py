@@ -19,6 +19,7 @@ from cml_engine.formats.onnx.ranges import INPUT_BITS
 from cml_engine.formats.onnx.tensors import ExternalData
 from cml_engine.formats.onnx.values import TooWide
 from cml_engine.formats.onnx.weight_uses import find_weight_uses
+from cml_engine.io.file_kinds import HEAD_BYTES, foreign_file, foreign_text
 from cml_engine.io.model_source import Bytes, ModelSource, SourceFile, file_source, shown
 from cml_engine.ir.graph import Array, Graph, Shapes
 from cml_engine.nnef import RandomWeights
@@ -55,6 +56,9 @@ class OnnxModel:
             source = file_source(Path(model)) if isinstance(model, str | Path) else model
             self._file, self._name = shown(source, source.graph), PurePosixPath(source.graph).stem
             data = SourceFile(source, source.graph).span()
+        head = bytes(data[:HEAD_BYTES])
+        if kind := foreign_file(head) or foreign_text(head):
+            raise ModelError(f"'{self._file}' is no ONNX model, but {kind}")
         self._engine = engine
         self._constants = {name: np.array(value) for name, value in constants.items()}
         with depth_checked(self._file, "export it again"):

@@ -14,6 +14,7 @@ from cml_engine.io.model_source import (
     ModelSource,
     OutsideModelError,
     SourceFile,
+    file_size,
     has_file,
     inner_name,
 )
@@ -102,18 +103,30 @@ class ExternalData:
                 f"the values of '{tensor}' are in the file '{location}', and the model was given "
                 "as bytes: give its path, or a cml.ModelSource that has both"
             )
+        place = f"'{tensor}' has its values in '{location}'"
         try:
-            return SourceFile(self._source, inner_name(location))
+            name = inner_name(location)
+            file = None if file_size(self._source, name) is None else self._open(name)
         except OutsideModelError:
             raise TensorFileError(
                 f"the values of '{tensor}' are in '{location}', which is not in the model's "
                 f"folder '{self._source.name}': put them there"
             ) from None
         except CmlError as error:
+            raise type(error)(f"{place}: {error.message}") from error.__cause__
+        if file is None:
             raise TensorFileError(
-                f"'{tensor}' has its values in '{location}': {error.message}; it belongs beside "
-                "the model"
-            ) from error.__cause__
+                f"{place}, which is not in '{self._source.name}': put that file beside the model, "
+                "for models above 2 GB have their weights in one, or look at what it costs without "
+                "(--random-weights)"
+            )
+        return file
+
+    def _open(self, name: str) -> SourceFile:
+        assert self._source is not None
+        file = SourceFile(self._source, name)
+        file.check_content()  # a tensor may be anywhere in the file
+        return file
 
 
 @dataclass(frozen=True, slots=True)

@@ -453,6 +453,14 @@ def constant(value: Value, subject: str) -> Array:
     """Returns the array of a value that must be known at import; an error calls it ``subject``."""
     if value.array is not None:
         return value.array
+    raise needs_constant(value, subject)
+
+
+def needs_constant(value: Value, subject: str, otherwise: str = "") -> NeedsConstant:
+    """Returns the error for a computed value that must be known at import, called ``subject``.
+
+    ``otherwise`` is the end of the message, with another way out.
+    """
     inputs = current_import().origins(value.tensor)
     input_list = ", ".join(f"'{name}'" for name in inputs)
     from_what = f"it is computed from {input_list}" if inputs else "it is computed"
@@ -460,9 +468,9 @@ def constant(value: Value, subject: str) -> Array:
     if inputs:
         options = " ".join(f"--constant {name}=VALUE|FILE" for name in inputs)
         bind = f"{options}, or cml.load(…, constants={{'{inputs[0]}': …}})"
-    raise NeedsConstant(
+    return NeedsConstant(
         f"{subject} must be known when the model is loaded, and {from_what}: export the model "
-        f"with fixed shapes, or give {bind}",
+        f"with fixed shapes, or give {bind}{otherwise}",
         current_import().source,
         inputs,
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from cml_engine.errors import InputError, TensorFileError
+from cml_engine.io.file_kinds import HEAD_BYTES, misplaced_file
 from cml_engine.io.load_limits import current_budget
 from cml_engine.io.model_source import Bytes, FolderSource, SourceFile
 from cml_engine.ir.graph import is_whole
@@ -148,6 +149,8 @@ def read_safetensors(file: Blob) -> dict[str, SafeTensor]:
         raise _damaged_error(file, f"wanted a length of {_LENGTH} bytes first, got {file.size}")
     length = int.from_bytes(file.head(_LENGTH), "little")
     if length > file.size - _LENGTH:
+        if kind := misplaced_file(file.head(HEAD_BYTES)):
+            raise TensorFileError(f"'{file.name}' is {kind}")
         raise _damaged_error(file, f"a header of {length:,} bytes in a file of {file.size:,}")
     budget, subject = current_budget(), f"the header of '{file.name}'"
     budget.charge_bytes(_HEADER_BYTES * length, subject)

@@ -17,6 +17,7 @@ from cml_engine.errors import (
     Source,
 )
 from cml_engine.io.atomic_write import COMPLETE
+from cml_engine.io.file_kinds import HEAD_BYTES, foreign_file
 from cml_engine.io.load_limits import current_budget
 from cml_engine.io.model_source import (
     Bytes,
@@ -47,17 +48,6 @@ KINDS = (
 _GZIP = b"\x1f\x8b"
 #: the beginning of NNEF text, after comments
 _NNEF_TEXT = re.compile(rb"(?:\s|#[^\n]*\n)*(?:version|extension|fragment|graph)\s")
-#: the bytes that are read to recognise a file's type
-_HEAD = 512
-_OTHERS = {
-    b"PK\3\4": "a zip archive",
-    b"PK\5\6": "a zip archive",
-    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
-    b"\xfd7zXZ\0": "packed by xz",
-    b"BZh": "packed by bzip2",
-    b"\x28\xb5\x2f\xfd": "packed by zstd",
-    b"N\xef": "a tensor file",
-}
 
 
 def read_text(source: ModelSource, name: str) -> str | None:
@@ -100,15 +90,15 @@ def _open_path(path: Path) -> ModelSource:
             check_link(path)
             raise ModelError(f"there is no '{path}': wanted {KINDS}")
         with path.open("rb") as file:
-            head = file.read(_HEAD)
+            head = file.read(HEAD_BYTES)
     except OSError as error:
         raise ModelError(f"cannot read '{path}': {error.strerror}") from None
     except ValueError as error:  # not a valid file name
         raise ModelError(f"cannot read {str(path)!r}: {error}") from None
     if head.startswith(_GZIP):
         return ArchiveSource(path, str(path))
-    if foreign_format := _foreign_format(head):
-        raise ModelError(f"'{path}' is {foreign_format}: wanted {KINDS}")
+    if kind := _foreign_format(head):
+        raise ModelError(f"'{path}' is {kind}")
     return FolderSource(path.parent, path.name)
 
 
@@ -117,17 +107,17 @@ def is_archive(data: Bytes) -> bool:
 
     Raises :class:`InputError` for NNEF text and other known file types.
     """
-    head = bytes(data[:_HEAD])
+    head = bytes(data[:HEAD_BYTES])
     if head.startswith(_GZIP):
         return True
-    expected = "wanted the bytes of an .onnx or a .tgz"
+    if kind := foreign_file(head):
+        expected = "Wanted the bytes of an .onnx or a .tgz"
+        raise InputError(f"these {len(data):,} bytes are {kind}. {expected}")
     if _NNEF_TEXT.match(head):
         raise InputError(
-            f"these {len(data):,} bytes are NNEF's text, which has no weights in it: {expected}, "
-            "or cml.MemoryModel(text, {label: array})"
+            f"these {len(data):,} bytes are NNEF's text, which has no weights in it: wanted the "
+            "bytes of an .onnx or a .tgz, or cml.MemoryModel(text, {label: array})"
         )
-    if foreign_format := _format_by_magic(head):
-        raise InputError(f"these {len(data):,} bytes are {foreign_format}: {expected}")
     return False
 
 
@@ -139,28 +129,17 @@ def _inner_archive(source: ModelSource) -> ModelSource:
     if file_size(source, source.graph) is None:
         raise ModelError(f"'{source.name}' has no '{source.graph}': wanted the model's graph")
     file = SourceFile(source, source.graph)
-    head = file.head(_HEAD)
+    head = file.head(HEAD_BYTES)
     if head.startswith(_GZIP):
         return ArchiveSource(BytesIO(file.span()), shown(source, source.graph))
-    if foreign_format := _foreign_format(head):
-        raise ModelError(
-            f"'{shown(source, source.graph)}' is {foreign_format}: wanted text of NNEF"
-        )
+    if kind := _foreign_format(head):
+        raise ModelError(f"'{shown(source, source.graph)}' is {kind}")
     return source
 
 
 def _foreign_format(head: bytes) -> str | None:
     """Returns the type of a file that is not NNEF text, judged by its first bytes, or None."""
-    if known_format := _format_by_magic(head):
-        return known_format
-    return "no text" if b"\0" in head else None
-
-
-def _format_by_magic(head: bytes) -> str | None:
-    for magic, description in _OTHERS.items():
-        if head.startswith(magic):
-            return description
-    return "a tar archive that is not packed" if head[257:262] == b"ustar" else None
+    return foreign_file(head) or (f"no text: wanted {KINDS}" if b"\0" in head else None)
 
 
 def decode(data: bytes, file: str) -> str:

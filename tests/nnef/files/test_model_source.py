@@ -172,9 +172,9 @@ def test_bytes_of_an_archive(tmp_path):
     [
         (TEXT.encode(), "are NNEF's text, which has no weights"),
         (b"# a comment\n\n" + TEXT.encode(), "are NNEF's text, which has no weights"),
-        (b"PK\3\4" + bytes(99), "103 bytes are a zip archive: wanted the bytes of an .onnx or"),
+        (b"PK\3\4" + bytes(99), "103 bytes are a zip archive: unpack it"),
         (tensor_bytes(VALUES), "are a tensor file"),
-        (b"", "it has no graph"),
+        (b"", "these 0 bytes are empty"),
     ],
 )
 def test_invalid_bytes_are_refused(data, message):

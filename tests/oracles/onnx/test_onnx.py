@@ -223,6 +223,41 @@ def test_nodes_may_stand_in_any_order(make, rng):
             assert_allclose(value, expected[output], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [[4], [], [1, 1, 1]])
+def test_an_if_of_a_computed_condition_selects(backend, rng, shape):
+    """Both branches are computed; the one that is not taken may be infinite or NaN."""
+    then = subgraph("a = Sqrt(x); n = Shape(x)", "", "a: [4], n: int64[1]")
+    other = subgraph("a = Neg(x); n = Neg(two)", "", "a: [4], n: int64[1]")
+    nodes = [
+        "m = ReduceMin(x, keepdims=0)", "d = Reshape(m, single)", "c = GreaterOrEqual(d, zero)",
+        node("y, n = If(c)", then_branch=then, else_branch=other),
+    ]  # fmt: skip
+    weights = {"zero": np.float32(0), "two": np.array([2]), "single": np.ones(1, np.int64)}
+    network = model(nodes, "x: [4]", "y: [4], n: int64[1]", weights)
+    session = cml.Session(load(network), backend)
+    for x in (np.abs(rng.standard_normal(4, np.float32)), np.array([1, -4, 0, 9], np.float32)):
+        found = session.run({"x": x})
+        for name, value in run_onnx(network.SerializeToString(), {"x": x}).items():
+            assert_allclose(found[name], value, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [("a = Unsqueeze(x, zero)", r"which are float32\[4\] and float32\[1,4\]"),
+     ("a = Cast(x, to=7)", r"which are float32\[4\] and int64\[4\]")],
+)  # fmt: skip
+def test_an_if_of_a_computed_condition_wants_results_of_one_shape(made, said):
+    branches = [subgraph(text, "", "a") for text in ("a = Neg(x)", made)]
+    nodes = [
+        "m = ReduceMin(x, keepdims=0)", "c = Cast(m, to=9)",
+        node("y = If(c)", then_branch=branches[0], else_branch=branches[1]),
+    ]  # fmt: skip
+    with pytest.raises(
+        UnsupportedOp, match=f"--constant x=.*give its branches results of one.*{said}"
+    ):
+        load(model(nodes, "x: [4]", weights={"zero": np.array([0])}))
+
+
 def test_inner_graphs_may_use_names_of_the_graph_around_them(rng):
     """A branch that defines a name of a result of its own node does not read that result."""
     branches = [subgraph(f"y = {op}(x); t = Neg(y)", "", "t: [4]") for op in ("Exp", "Abs")]

@@ -64,8 +64,7 @@ def refused(made, match, kind=CmlError, **more):
 
 
 def test_not_a_model(tmp_path):
-    refused(b"", "no graph")
-    refused(b"some text that is no network's", "damaged or no ONNX model")
+    refused(b"\x08\x08", "no graph")
     with pytest.raises(CmlError, match="cannot read"):
         cml.load(tmp_path / "missing.onnx")
     (tmp_path / "folder.onnx").mkdir()
@@ -292,7 +291,9 @@ def test_external_data_of_a_source():
     with pytest.raises(CmlError, match="'w.bin' is truncated|16 bytes at 16"):
         cml.load(pak)
     del pak.files["w.bin"]
-    with pytest.raises(CmlError, match="No such file in 'pak:net'.*belongs beside"):
+    with pytest.raises(
+        CmlError, match="in './w.bin', which is not in 'pak:net': put that file beside"
+    ):
         cml.load(pak)
     outside = FileSource({"net.onnx": external("../w.bin").SerializeToString()}, "net.onnx")
     with pytest.raises(CmlError, match="'../w.bin', which is not in the model's folder"):

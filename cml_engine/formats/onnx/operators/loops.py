@@ -1,7 +1,8 @@
 """Imports If, Loop and Scan, and the recurrent LSTM, GRU and RNN, all unrolled at import.
 
-Conditions and trip counts must be known. In recurrent operators one product computes the input's
-contribution to all steps; each step adds a product with the state and elementwise operators."""
+Trip counts and the conditions of loops must be known. In recurrent operators one product computes
+the input's contribution to all steps; each step adds a product with the state and elementwise
+operators."""
 
 from __future__ import annotations
 
@@ -30,20 +31,38 @@ from cml_engine.formats.onnx.values import (
     checked_axis,
     concat,
     constant,
+    needs_constant,
     unsupported_error,
     zeros,
 )
 from cml_engine.io.load_limits import current_budget
-from cml_engine.ir.graph import Array
 
 
-@op("If", "the branch that is taken", takes_sequences=True)
+@op(
+    "If", "the branch that is taken; both and select, if that is known at run time only",
+    takes_sequences=True,
+)  # fmt: skip
 def if_(
-    call: OnnxCall, condition: Array, *, then_branch: OnnxGraph, else_branch: OnnxGraph
+    call: OnnxCall, condition: Value, *, then_branch: OnnxGraph, else_branch: OnnxGraph
 ) -> list[Value]:
     if condition.size != 1:
         raise InvalidNode(f"a condition of {condition.size} values")
-    return call.inner(then_branch if condition.reshape(-1)[0] else else_branch, {}, "")
+    if condition.array is not None:
+        is_taken = bool(condition.array.reshape(-1)[0])
+        return call.inner(then_branch if is_taken else else_branch, {}, "")
+    pairs = list(
+        zip(call.inner(then_branch, {}, "then_"), call.inner(else_branch, {}, "else_"), strict=True)
+    )
+    for yes, no in pairs:
+        is_sequence = isinstance(yes, SequenceValue) or isinstance(no, SequenceValue)
+        if is_sequence or (yes.dtype, yes.shape) != (no.dtype, no.shape):
+            raise needs_constant(
+                condition,
+                "the condition",
+                f", or give its branches results of one shape, which are {yes} and {no}",
+            )
+    is_chosen = condition.squeeze(range(condition.rank))
+    return [is_chosen.select(yes, no).typed(yes.dtype) for yes, no in pairs]
 
 
 @op("Loop", "its body, again and again", takes_sequences=True)
