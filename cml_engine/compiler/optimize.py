@@ -22,6 +22,7 @@ from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.compiler.passes.kept_tensors import add_kept_tensors
 from cml_engine.compiler.passes.partition import group_cpu_operators
 from cml_engine.compiler.passes.rules import apply_registered
+from cml_engine.compiler.passes.single_values import use_single_values
 from cml_engine.compiler.passes.sink_transposes import sink_transposes
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import check_choices
@@ -36,6 +37,7 @@ STAGES: tuple[tuple[str, Callable[[Graph], Graph], str], ...] = (
     ("infer", infer_facts, "every later pass reads shapes"),
     ("dead_code", eliminate_dead_code, "what is not needed is neither folded nor fused"),
     ("fold", fold_constants, "a slope or bias that is computed becomes a constant for fusing"),
+    ("single_values", use_single_values, "after folding, which makes others; less to store"),
     ("rules", apply_registered, "a game's own rules see its operators as it wrote them"),
     ("common", merge_common_subexpressions, "one result with two readers is computed once"),
     ("transposes", sink_transposes, "before bypass, which makes one or none of two that meet"),

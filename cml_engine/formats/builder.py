@@ -13,6 +13,7 @@ from cml_engine.errors import ModelError, ShapeError, Source, UnsupportedOp, loc
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.block_weights import copy_of
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact, Graph, Node
+from cml_engine.ir.single_value import distinct, is_single_value
 from cml_engine.nnef.expansion.compose import to_identifier
 from cml_engine.nnef.expansion.nodes import Infer, literal_name
 from cml_engine.nnef.expansion.signatures import (
@@ -108,15 +109,17 @@ class ImportBuilder:
     def variable(self, wanted: str, values: Array, dtype: str = "scalar") -> str:
         """Adds an array as weights and returns their name, which is also the label of their file.
 
-        The values are copied. Their bytes are charged to the load budget.
+        The values are copied, and charged to the load budget. A large array of one value stays one,
+        and has no file.
         """
         name = self.name(wanted)
-        size = values.size * NUMPY_DTYPE[dtype].itemsize
+        size = distinct(values).size * NUMPY_DTYPE[dtype].itemsize
         current_budget().charge_bytes(size, f"the constant '{name}'", self.source)
         values = copy_of(values, NUMPY_DTYPE[dtype])
         values.flags.writeable = False
         self.constants[name] = values
-        self.labels[name] = name
+        if not is_single_value(values):
+            self.labels[name] = name
         self._declare(name, Fact(dtype, values.shape))
         return name
 

@@ -39,6 +39,7 @@ from cml_engine.io.load_limits import LoadLimits, load_budget
 from cml_engine.io.model_source import Bytes, ModelSource
 from cml_engine.io.output_folder import check_new_file
 from cml_engine.ir.graph import Array, Fact, Graph, Origin, Shapes, Slider
+from cml_engine.ir.single_value import distinct
 from cml_engine.nnef import NnefModel
 from cml_engine.nnef.expansion.evaluator import Evaluator, expand_call
 from cml_engine.nnef.expansion.fake_quantize import insert_fake_quantize
@@ -175,6 +176,7 @@ def _is_broken(array: Array) -> bool:
     """
     if array.dtype.kind != "f":
         return False
+    array = distinct(array)
     with np.errstate(invalid="ignore"):  # infinities of both signs
         if np.isfinite(array.sum(dtype=np.float64)):
             return False

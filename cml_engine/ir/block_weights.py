@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cml_engine.ir.graph import Array
+from cml_engine.ir.single_value import converted, is_single_value
 
 #: the supported bits of a code
 CODE_BITS = (8, 4)
@@ -85,8 +86,16 @@ def weight_blocks(array: Array | None) -> Blocks | None:
 
 
 def copy_of(array: Array, dtype: DTypeLike) -> Array:
-    """Returns a copy of an array in C order; weights in blocks, which are read-only, themselves."""
-    return array if weight_blocks(array) else np.array(array, dtype, order="C")
+    """Returns a copy of an array in C order.
+
+    Weights in blocks, which are read-only, are returned themselves, and so are large arrays of one
+    value, in the type ``dtype``.
+    """
+    if weight_blocks(array):
+        return array
+    if is_single_value(array):
+        return converted(array, np.dtype(dtype))
+    return np.array(array, dtype, order="C")
 
 
 def scales_shape(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:

@@ -83,8 +83,8 @@ def nnef_of(body):
     [
         ("    c = constant(shape = [60000000], value = [1.0]);\n", "a constant of 60,000,000 elem"),
         (
-            "".join(f"    c{i} = constant(shape = [3000000], value = [1.0]);\n" for i in range(9)),
-            "a constant of 3,000,000 elements needs 12,000,000 bytes, which makes 36,001,",
+            "".join(f"    c{i} = constant(shape = [65000], value = [1.0]);\n" for i in range(200)),
+            "a constant of 65,000 elements needs 260,000 bytes, which makes 33,",
         ),
         ("    c = " + "1.0 + " * 200_000 + "1.0;\n", "the text's words and signs .* needs 2,048 "),
     ],

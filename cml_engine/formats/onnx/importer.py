@@ -52,6 +52,7 @@ from cml_engine.formats.onnx.values import (
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.dependencies import Dependencies, outputs_advice
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph, Shapes
+from cml_engine.ir.single_value import is_single_value
 
 #: Microseconds to import an operator that a loop or a function repeats.
 _NODE_STEPS = 100
@@ -660,9 +661,12 @@ def _line(node: OnnxNode, opset: int, count: int) -> str:
 def _grows(inputs: Sequence[Value | None]) -> bool:
     """Returns True if the result is too large to be computed at import.
 
-    It is too large if the inputs broadcast to a tensor larger than the limit and than each input.
+    It is too large if the inputs broadcast to a tensor larger than the limit and than each input,
+    or if one is stored as a single value.
     """
     operands = [v for v in inputs if v is not None]
+    if any(v.array is not None and is_single_value(v.array) for v in operands):
+        return True
     try:
         shape = np.broadcast_shapes(*(v.shape for v in operands))
     except ValueError:  # not elementwise, or its form raises the error

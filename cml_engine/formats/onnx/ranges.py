@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from cml_engine.formats.builder import ImportBuilder
 from cml_engine.ir.graph import Array, DType, Fact, Node
+from cml_engine.ir.single_value import distinct
 
 #: the most elements of a float constant whose bounds are computed; larger ones are weights
 _MAX_SCALARS = 4096
@@ -82,6 +83,7 @@ def of_array(array: Array) -> Interval:
         return _ANY
     if not array.size:
         return _NOTHING
+    array = distinct(array)
     low, high = array.min().item(), array.max().item()
     return _ANY if math.isnan(low) else Interval(low, high)
 

@@ -41,6 +41,7 @@ from cml_engine.formats.onnx.ranges import (
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.block_weights import weight_blocks
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, AttrValue, DType, Fact, Graph, can_be_shape
+from cml_engine.ir.single_value import converted, distinct, filled
 from cml_engine.nnef.expansion.values import TensorRef
 
 _KINDS = {"f": "scalar", "i": "integer", "u": "integer", "b": "logical"}
@@ -131,7 +132,7 @@ class Value:
         A known array is converted; a computed tensor is the same.
         """
         if self.array is not None:
-            return Value.known(self.array.astype(dtype, copy=False), self.name)
+            return Value.known(converted(self.array, np.dtype(dtype)), self.name)
         return Value(np.dtype(dtype), self.shape, None, self.tensor)
 
     def __str__(self) -> str:
@@ -257,6 +258,8 @@ class Value:
         shape = checked_shape([n * r for n, r in zip(self.shape, repeats, strict=True)])
         if all(n == 1 for n in repeats):
             return self
+        if self.array is not None and self.size == 1:
+            return Value.known(filled(self.array, shape))
         if self.array is not None:
             allocate(shape, self.dtype.itemsize)
         elif 0 in shape:
@@ -611,11 +614,12 @@ class Emitter:
             return name
         if array.dtype == np.float64:
             # the limits of float64 mean "no limit", as infinity does
-            finite = array[np.abs(array) < np.finfo(np.float64).max]
+            values = distinct(array)
+            finite = values[np.abs(values) < np.finfo(np.float64).max]
             if finite.size and np.abs(finite).max() > np.finfo(np.float32).max:
                 raise _too_large_error(finite.min(), finite.max(), self.source)
         with np.errstate(over="ignore"):
-            array = array.astype(NUMPY_DTYPE[kind], copy=False)
+            array = converted(array, NUMPY_DTYPE[kind])
         if array.ndim == 0 and not (kind == "scalar" and np.isnan(array)):
             return self.builder.literal(array, kind)
         return self.builder.variable(clean(name) or f"{self.base}_constant", array, kind)

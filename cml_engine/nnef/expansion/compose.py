@@ -11,6 +11,7 @@ import numpy as np
 
 from cml_engine.errors import InputError, ModelError
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, AttrValue, Graph, Node, numbered_name
+from cml_engine.ir.single_value import distinct
 from cml_engine.nnef.expansion.document_builder import FLOAT_TAIL, FRAGMENTS, INTEGER
 from cml_engine.nnef.expansion.library import Library
 from cml_engine.nnef.expansion.nodes import literal_name
@@ -180,10 +181,11 @@ class _Composer:
     def _constant(self, name: str, values: Array) -> Assignment:
         dtype = "scalar" if self._is_stored(name, values) else _dtype_of(values)
         shape = list(values.shape)
-        if name in self._graph.labels or not _fits_text(values):
+        different = distinct(values)
+        if name in self._graph.labels or not _fits_text(different):
             label = self._label(name, values)
             return self._declare(name, "variable", dtype, shape=shape, label=label)
-        flat = values.reshape(-1)
+        flat = different.reshape(-1)
         if flat.size and (flat == flat[0]).all():
             flat = flat[:1]
         return self._declare(

@@ -29,6 +29,7 @@ from cml_engine.errors.arguments import suggestion
 from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph
+from cml_engine.ir.single_value import filled
 from cml_engine.nnef.expansion.einsum import einsum_fragment
 from cml_engine.nnef.expansion.library import EXPANDED_BY_RULE, Library, Operator
 from cml_engine.nnef.expansion.nodes import (
@@ -503,7 +504,7 @@ def _fill_constant(fact: Fact, values: Sequence[float]) -> Array:
         array = np.array(values, NUMPY_DTYPE[fact.dtype])
     if len(values) == prod(fact.shape):
         return array.reshape(fact.shape)
-    return np.full(fact.shape, array[0])
+    return filled(array[0], fact.shape)
 
 
 def expand_call(

@@ -11,6 +11,7 @@ import numpy as np
 from cml_engine.errors import ModelError, ShapeError, Source, UnsupportedOp, located
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, AttrValue, Fact, Node
+from cml_engine.ir.single_value import stored_bytes
 from cml_engine.nnef.expansion.signatures import BoundArguments, Signature
 from cml_engine.nnef.expansion.values import TensorRef, Value, describe, kind_of, leaves
 from cml_engine.nnef.text.lexer import SourceText
@@ -178,7 +179,7 @@ class NodeBuilder:
         return TensorRef(name, dtype)
 
     def add_constant(self, name: str, array: Array, source: Source) -> None:
-        self._budget.charge_bytes(array.nbytes, f"the constant '{name}'")
+        self._budget.charge_bytes(stored_bytes(array), f"the constant '{name}'")
         array.flags.writeable = False
         dtype = next(key for key, value in NUMPY_DTYPE.items() if value == array.dtype)
         self.constants[name] = array

@@ -468,10 +468,10 @@ HOSTILE = {
     ),
     "functions that double": (doubling_functions, cml.LoadLimits(), "functions written out"),
     "a loop without end": (endless_loop, cml.LoadLimits(steps=10**5), "a loop or function needs"),
-    "seventy tensors of 6 M": (
-        lambda: many_zeros(70, 6_000_000),
+    "many tensors of 60 K": (
+        lambda: many_zeros(700, 60_000),
         cml.LoadLimits(memory=52 * MIB),
-        "ConstantOfShape 'c2': its tensor of the shape .6000000. needs 24,000,000 bytes",
+        r"ConstantOfShape 'c\d+': its tensor of the shape .60000. needs 240,000 bytes",
     ),
     "a tensor that doubles": (doubling_concat, cml.LoadLimits(memory=64 * MIB), "Concat 'c1.'"),
     "Expand": (

@@ -38,6 +38,7 @@ from cml_engine.formats.onnx.export.wire import (
 )
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph, Node, unused_name
 from cml_engine.ir.integer_rule import fraction_of
+from cml_engine.ir.single_value import distinct, is_single_value, stored_bytes
 from cml_engine.ops.declaration.registry import lookup
 
 #: the domain of the local functions, and the model's producer
@@ -147,6 +148,8 @@ class OnnxWriter:
 
         A constant of the graph keeps its name; other constants of equal values are shared.
         """
+        if is_single_value(array):
+            return self._filled(array, name)
         if name and self._tensors.setdefault(name, array).shape == array.shape:
             return name
         key = (array.dtype.name, array.shape, array.tobytes())
@@ -159,6 +162,17 @@ class OnnxWriter:
             self._reserved.add(unique_name)
             self._shared_constants[key] = unique_name
             self._tensors[unique_name] = array
+        return self._shared_constants[key]
+
+    def _filled(self, array: Array, name: str) -> str:
+        """Adds the node that computes a large array of one value; returns the node's result."""
+        value = distinct(array).reshape(1)
+        key = (f"filled {array.dtype.name}", array.shape, value.tobytes())
+        if key not in self._shared_constants:
+            self._shared_constants[key] = self._new_name(f"{name or 'constant'}_filled")
+            shape = self._constant(np.array(array.shape, np.int64))
+            output = self._shared_constants[key]
+            self._nodes.append(OutNode("ConstantOfShape", (shape,), (output,), {"value": value}))
         return self._shared_constants[key]
 
     # -- nodes ----------------------------------------------------------------------------------
@@ -411,7 +425,7 @@ class OnnxWriter:
         return casts
 
     def _check_size(self) -> None:
-        size = sum(array.nbytes for array in self._graph.constants.values())
+        size = sum(map(stored_bytes, self._graph.constants.values()))
         if size > MOST_BYTES:
             raise InputError(
                 f"'{self._graph.name}' has {size:,} bytes of weights, and an ONNX file holds "

@@ -19,6 +19,7 @@ from cml_engine.formats.onnx.values import (
     unsupported_error,
 )
 from cml_engine.ir.graph import Array
+from cml_engine.ir.single_value import filled
 
 
 @op("Constant", "known")
@@ -73,7 +74,7 @@ def size(x: Value) -> Value:
 @op("ConstantOfShape", "known")
 def constant_of_shape(shape: list[int], *, value: OnnxTensor | None = None) -> Value:
     fill = np.zeros(1, np.float32) if value is None else value.values()
-    return Value.known(np.full(allocate(shape, fill.itemsize), fill.reshape(-1)[0], fill.dtype))
+    return Value.known(filled(fill.reshape(-1)[0], allocate(shape, fill.itemsize)))
 
 
 @op("Range", "known")

@@ -34,6 +34,7 @@ from cml_engine.formats.onnx.values import (
     unsupported_error,
 )
 from cml_engine.ir.graph import Array, DType
+from cml_engine.ir.single_value import distinct, filled, is_single_value
 
 
 def binary(name: str, x: Value, y: Value) -> Value:
@@ -341,7 +342,9 @@ def _to_element(value: Value, element: int) -> Value:
     if dtype is None or ELEMENT_TYPES[element] in ("uint4", "int4"):
         raise unsupported_error(f"a cast to {ELEMENT_TYPES.get(element, element)}")
     if value.array is not None:
-        return Value.known(_cast_array(value.array, dtype))
+        cast = _cast_array(distinct(value.array), dtype)
+        is_single = is_single_value(value.array)
+        return Value.known(filled(cast, value.shape) if is_single else cast)
     if value.kind != kind_of(dtype):
         if dtype == np.uint32 and value.kind == "scalar":
             value = _signed(value)

@@ -27,6 +27,7 @@ from cml_engine.formats.onnx.operators.quantized import dequantize
 from cml_engine.formats.onnx.operators.runtime_quantized import dynamically_quantized
 from cml_engine.formats.onnx.values import (
     InvalidNode,
+    SequenceValue,
     Value,
     checked_axis,
     concat,
