@@ -36,6 +36,8 @@ _FLATBUFFERS = {
     b"ORTM": ("a model in ONNX Runtime's own format", "give the .onnx that it was made from"),
 }
 _PICKLE = re.compile(rb"\x80[\2-\5](?:\x95|[}\]()c\x8a])")
+#: a name in the zip archives that PyTorch writes
+_PICKLED_IN = b"/data.pkl"
 _SAFETENSORS = re.compile(rb'.{4}\0{4}\{\s*"', re.DOTALL)
 _LFS = b"version https://git-lfs.github.com/spec/"
 #: the bytes of a pointer that suffice to recognise it
@@ -66,7 +68,7 @@ def foreign_file(head: bytes) -> str | None:
         return misplaced
     known = next((kind for magic, kind in _BINARY.items() if head.startswith(magic)), None)
     known = known or _FLATBUFFERS.get(head[4:8])
-    if known is None and _PICKLE.match(head):
+    if _PICKLE.match(head) or (head.startswith(b"PK\3\4") and _PICKLED_IN in head):
         known = "a pickle, as PyTorch writes them", _EXPORT
     if known is None and _SAFETENSORS.match(head):
         known = "a safetensors file of weights without a network", _EXPORT

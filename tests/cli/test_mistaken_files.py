@@ -24,10 +24,10 @@ LFS = "a pointer of Git LFS in place of the file: fetch the file, with 'git lfs 
 WEB = "a web page: download the file itself, not the page that shows it"
 
 
-def zipped():
+def zipped(name):
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
-        archive.writestr("model/m.onnx", b"model")
+        archive.writestr(name, b"model")
     return packed.getvalue()
 
 
@@ -37,10 +37,11 @@ GIVEN = {
     "pointer with a mark": (b"\xef\xbb\xbf" + POINTER, LFS),
     "page": (PAGE, WEB),
     "page in other letters": (b"\n <!-- saved -->\n<HTML lang='en'>", WEB),
-    "zip": (zipped(), "a zip archive: unpack it and give the model in it"),
+    "zip": (zipped("model/m.onnx"), "a zip archive: unpack it and give the model in it"),
     "7z": (b"7z\xbc\xaf\x27\x1c\0\4", "a 7z archive: unpack it"),
     "zstd": (b"\x28\xb5\x2f\xfd\0\0", "packed by zstd: unpack it"),
     "pickle": (pickle.dumps({"w": [1.0]}), "a pickle, as PyTorch writes them: export the model"),
+    "zipped pickle": (zipped("archive/data.pkl"), "a pickle, as PyTorch writes them: export the"),
     "keras": (b"\x89HDF\r\n\x1a\n" + bytes(99), "an HDF5 file, as Keras writes them: export"),
     "tflite": (b"\x1c\0\0\0TFL3" + bytes(99), "a TensorFlow Lite model: export the model"),
     "ort": (b"\x20\0\0\0ORTM" + bytes(99), "ONNX Runtime's own format: give the .onnx that it"),
