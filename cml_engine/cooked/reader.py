@@ -25,6 +25,7 @@ from cml_engine.cooked.schema import (
     totals_of,
 )
 from cml_engine.errors import CorruptArtifact, StaleArtifact
+from cml_engine.io.file_kinds import HEAD_BYTES, misplaced_file
 
 R = TypeVar("R", bound=PackedRow)
 
@@ -161,6 +162,8 @@ def check_size(head: bytes | memoryview, size: int) -> int:
 
 def _header(head: memoryview, size: int) -> FileHeader:
     if bytes(head[: len(MAGIC)]) != MAGIC:
+        if kind := misplaced_file(bytes(head[:HEAD_BYTES])):
+            raise CorruptArtifact(f"this is {kind}")
         raise CorruptArtifact(
             "this is no cooked file: `cml cook MODEL -o net.cml` "
             "makes one; a model is loaded with cml.load"

@@ -16,6 +16,7 @@ import numpy as np
 from cml_engine.errors import InputError
 from cml_engine.io import pictures
 from cml_engine.io.atomic_write import check_writable, write_atomically
+from cml_engine.io.file_kinds import HEAD_BYTES, misplaced_file
 from cml_engine.io.load_limits import OverBudget, current_budget
 from cml_engine.io.named_file import NamedFile, named_file
 from cml_engine.ir.graph import Array, DType, Fact, check_shape
@@ -118,11 +119,22 @@ def _naming_file(file: NamedFile | Path, subject: str) -> Iterator[None]:
         yield
     except OverBudget:
         raise
-    except InputError as error:
-        raise InputError(f"'{file}': {error.message}") from None
     except Exception as error:  # parsers of other packages raise anything for a damaged file
+        if kind := _misplaced(file):
+            raise InputError(f"{subject}: '{file}' is {kind}") from None
+        if isinstance(error, InputError):
+            raise InputError(f"'{file}': {error.message}") from None
         reason = str(error) or type(error).__name__
         raise InputError(f"{subject}: cannot read {file}: {reason}") from None
+
+
+def _misplaced(file: NamedFile | Path) -> str | None:
+    """Returns what is in place of a file, if that is a web page or the like."""
+    try:
+        with (file.path if isinstance(file, NamedFile) else file).open("rb") as stream:
+            return misplaced_file(stream.read(HEAD_BYTES))
+    except OSError:
+        return None
 
 
 def check_suffix(file: File) -> None:

@@ -131,6 +131,19 @@ def test_external_data_that_is_not_there_is_named(tmp_path, data, said):
     assert cml.load(tmp_path / "m.onnx", random_weights=1).inputs == ("x",)
 
 
+@pytest.mark.parametrize(("data", "said"), [(POINTER, LFS), (PAGE, WEB)])
+def test_inputs_and_cooked_files_that_are_not_there_are_named(tmp_path, data, said, refused):
+    text = SCALED.replace("[1, 2, 3, 5]", "[1, 3, 8, 8]")
+    folder = write_model(tmp_path / "net", text)
+    for suffix in ("npy", "npz", "png", "tif"):
+        (tmp_path / f"x.{suffix}").write_bytes(data)
+        words = f"run {folder} -i x={tmp_path}/x.{suffix} --backend cpu"
+        assert f"x.{suffix}' is {said}" in refused(words)
+    assert said in refused(f"quantize {folder} {tmp_path}/out -i x={tmp_path}/x.npz")
+    (tmp_path / "net.cml").write_bytes(data)
+    assert said in refused(f"info {tmp_path}/net.cml")
+
+
 def test_open_extents_that_are_written_as_numbers(tmp_path, refused):
     pytest.importorskip("onnx")
     from tests.fixtures.onnx_models import model, saved
