@@ -109,6 +109,27 @@ def test_c_player_agrees_with_the_session(words, program, small, gpu, request):
         assert_allclose(played.outputs[name], array.ravel(), rtol=2e-5, atol=2e-5)
 
 
+def test_inputs_of_onnx_that_have_defaults_play(program, folder, gpu):
+    """An initializer that became an input is one in a cooked file too; an If selects there."""
+    pytest.importorskip("onnx")
+    from tests.fixtures.onnx_models import load, model, node, subgraph
+
+    branches = [subgraph(f"b = {op}(h, gain)", "", "b: [1, 4]") for op in ("Mul", "Sub")]
+    nodes = [
+        "total = ReduceSum(x, keepdims=0)",
+        "isup = Greater(total, zero)", "h = Neg(x)",
+        node("y = If(isup)", then_branch=branches[0], else_branch=branches[1]),
+    ]  # fmt: skip
+    weights = {"gain": np.arange(4, dtype=np.float32), "zero": np.float32(0)}
+    graph = load(model(nodes, "x: [1, 4], gain: [4]", "y: [1, 4]", weights), inputs=["gain"])
+    file = written(folder, "optional", graph, player=True)
+    gain = np.array([3, 1, 4, 1], np.float32)
+    for x in (np.array([[1, 2, 3, 4]], np.float32), np.array([[1, -2, -3, -4]], np.float32)):
+        played = play(program, file, {"x": x, "gain": gain}, {"y": np.dtype("f4")})
+        expected = -x * gain if x.sum() > 0 else -x - gain
+        assert played.outputs["y"].tolist() == expected.ravel().tolist()
+
+
 @pytest.mark.parametrize(
     "name", ["upres", "population", pytest.param("texture", marks=pytest.mark.long)]
 )
