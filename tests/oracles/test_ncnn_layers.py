@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine.formats.ncnn.conversion import WITHOUT_WEIGHTS
 from cml_engine.formats.ncnn.ncnn_model import LAYERS
 from tests.fixtures.ncnn_models import input_line, run_ncnn, weight_bytes, write
 from tests.ncnn_layers import ncnn_layers
@@ -554,6 +555,7 @@ def test_the_table_has_every_layer_of_ncnns_own_list():
 def test_numbers_are_ncnns(family, tmp_path, rng):
     wrong = []
     for line, shapes, weights, values in family():
+        assert not weights or line.split()[0] not in WITHOUT_WEIGHTS
         fault = compare(tmp_path, rng, line, shapes, weights, values)
         wrong += [f"{line} {shapes}: {fault}"] if fault else []
     assert not wrong, "\n".join(wrong)

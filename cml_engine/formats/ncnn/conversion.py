@@ -224,15 +224,24 @@ _DECODE = (
     "end the network before it (the blobs that it reads become outputs) and decode in the game"
 )
 
-#: Layers that cannot be converted and have no weights in the ``.bin``.
-WITHOUT_WEIGHTS = frozenset((
+#: Layers that cannot be converted: those that decode detections.
+_DECODERS = (
     "DetectionOutput", "PriorBox", "Proposal", "PSROIPooling", "ROIAlign", "ROIPooling",
     "YoloDetectionOutput", "Yolov3DetectionOutput",
-))  # fmt: skip
+)  # fmt: skip
+
+#: Layers without weights in the ``.bin``. Any other layer may have some.
+WITHOUT_WEIGHTS = frozenset((*_DECODERS, *(
+    "AbsVal BNLL BinaryOp CELU Cast Clip Concat Crop CumulativeSum DeepCopy Dropout ELU Eltwise "
+    "Erf Exp ExpandDims Flatten GELU GLU GridSample HardSigmoid HardSwish Input Interp LRN Log MVN "
+    "MatMul Mish Noop Packing Padding Permute PixelShuffle Pooling Pooling1D Pooling3D Power "
+    "ReLU Reduction Reorg Reshape SELU Shrink ShuffleChannel Sigmoid Slice Softmax Softplus Split "
+    "Squeeze Swish TanH Threshold Tile UnaryOp"
+).split()))  # fmt: skip
 
 #: Layers that cannot be converted, with the advice for the error message.
 REFUSED: dict[str, str] = {
-    **dict.fromkeys(sorted(WITHOUT_WEIGHTS), _DECODE),
+    **dict.fromkeys(_DECODERS, _DECODE),
     **dict.fromkeys(
         ("Quantize", "Dequantize", "Requantize"), "convert the model before it is quantised"),
 }  # fmt: skip

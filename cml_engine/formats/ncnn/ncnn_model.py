@@ -48,10 +48,6 @@ for _family in ("activations", "arithmetic", "attention", "columns", "movement",
     import_module(f"cml_engine.formats.ncnn.layers.{_family}")  # fills the table
 
 
-#: the type of the inputs in pnnx's files, which begin as ncnn's do
-_PNNX_INPUT = "pnnx.Input"
-
-
 class NcnnModel:
     """An ncnn model in memory: a ``.param`` and the ``.bin`` beside it.
 
@@ -80,11 +76,6 @@ class NcnnModel:
 
     def _check_types(self) -> None:
         """Raises an error if a layer cannot be converted; it lists all types that cannot."""
-        if any(layer.type == _PNNX_INPUT for layer in self._layers):
-            raise ModelError(
-                f"'{self._file}' is pnnx's own form of a network: give the .ncnn.param that pnnx "
-                "writes beside it"
-            )
         unknown: dict[str, list[LayerLine]] = {}
         failing: list[int] = []
         for number, layer in enumerate(self._layers):

@@ -19,7 +19,7 @@ from cml_engine.errors import CmlError, ModelError, ShapeError, Source, Unsuppor
 from cml_engine.errors.arguments import check_known_names
 from cml_engine.formats.format import Engine
 from cml_engine.formats.onnx import operators  # noqa: F401  # registers them
-from cml_engine.formats.onnx.inputs import bind_inputs
+from cml_engine.formats.onnx.inputs import bind_inputs, input_dtype
 from cml_engine.formats.onnx.model import (
     OnnxFunction,
     OnnxGraph,
@@ -113,7 +113,8 @@ class Importer:
             with self.emit.under_way():
                 return self._graph(shapes, constants, name)
         except UnsupportedOp as error:
-            error.message += outputs_advice(self._unaffected_outputs())
+            if self._reading is None:  # otherwise the model is imported again, in floats
+                error.message += outputs_advice(self._unaffected_outputs())
             raise
 
     def _unaffected_outputs(self) -> list[str]:
@@ -137,6 +138,9 @@ class Importer:
             if info.name in given or info.name not in graph.initializers
         ]
         self.emit.builder.reserve([info.name for info in (*inputs, *graph.outputs)])
+        unreadable = {info.name for info in inputs if input_dtype(info) is None}
+        readers = (node for node in graph.nodes if unreadable.intersection(_reads(node)))
+        self._failing = list(readers) if unreadable else []
         values = bind_inputs(inputs, shapes, constants, self.emit.builder, model.file)
         for info in inputs:
             bits = self._bits.get(info.name, INPUT_BITS[0])
@@ -658,14 +662,21 @@ def _line(node: OnnxNode, opset: int, count: int) -> str:
     return line
 
 
+#: the most elements of a single value from which a result is computed at import
+_MAX_FOLDED_SINGLE = 1 << 20
+
+
 def _grows(inputs: Sequence[Value | None]) -> bool:
     """Returns True if the result is too large to be computed at import.
 
     It is too large if the inputs broadcast to a tensor larger than the limit and than each input,
-    or if one is stored as a single value.
+    or if one is a single value that is larger than the limit for these.
     """
     operands = [v for v in inputs if v is not None]
-    if any(v.array is not None and is_single_value(v.array) for v in operands):
+    if any(
+        v.size > _MAX_FOLDED_SINGLE and v.array is not None and is_single_value(v.array)
+        for v in operands
+    ):
         return True
     try:
         shape = np.broadcast_shapes(*(v.shape for v in operands))

@@ -111,8 +111,13 @@ def _symbols(
     return extents
 
 
+def input_dtype(info: ValueInfo) -> DType | None:
+    """Returns the NumPy type of an input, or None if it is no tensor of numbers."""
+    return element_dtype(info.element) if info.kind == "tensor" else None
+
+
 def _dtype(info: ValueInfo, file: str) -> DType:
-    dtype = element_dtype(info.element) if info.kind == "tensor" else None
+    dtype = input_dtype(info)
     if dtype is None:
         type_text = info.type_name if info.kind == "tensor" else f"a {info.kind}"
         raise UnsupportedOp(

@@ -70,6 +70,15 @@ def test_every_refusal_names_the_outputs_that_do_without(failing):
     assert load(made, outputs=["deterministic", "features"]).inputs == ("x",)
 
 
+def test_inputs_that_are_no_numbers_matter_only_where_they_are_read():
+    made = model("y = Relu(x); z = StringConcat(text, text)", "x: [1, 4], text: [1]", "y, z")
+    made.graph.input[1].type.tensor_type.elem_type = onnx.TensorProto.STRING
+    assert advice(made).startswith("--output y, or")
+    made.graph.node[1].op_type = "Identity"  # an operator that is known
+    assert advice(made).startswith("--output y, or")
+    assert load(made, outputs=["y"]).inputs == ("x",)
+
+
 def test_weights_that_are_not_needed_are_not_read(tmp_path):
     """A tensor of another branch may be sparse in memory, damaged, or in a file that is missing."""
     made = model("y = Relu(x); z = Add(x, w)", outputs="y, z", weights={"w": np.ones(4, "f4")})
