@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -77,9 +78,9 @@ _TIMED_EVERY = 16
 _OVERLAY_FRAMES = 4
 #: frames between two selections of tiles: flying over a tile takes many frames
 _LOOK_EVERY = 12
-#: seconds that must be left in a frame to select tiles, and to collect times; and the frames after
-#: which tiles are selected even if there was never enough time
-_LOOKING_S, _LEARNING_S, _POSTPONED = 3e-3, 1e-3, 6
+#: frames after which tiles are selected even if there was never enough time, and the last times of
+#: such work of which the longest must be left in a frame
+_POSTPONED, _REMEMBERED = 6, 8
 
 
 @dataclass
@@ -166,8 +167,11 @@ class Game:
         self._spare = SpareBudget(settings.frame_ms, _LEAST_MS, headroom=_HEADROOM)
         self._fixed = FixedBudget(0.0)
         self._loading = FixedBudget(_LOADING_SHARE * settings.frame_ms)
-        #: True until the first picture is complete: the networks get most of each frame
+        #: True until the networks have made ground everywhere: they get most of each frame
         self.loading = True
+        #: True: loading goes on until every tile is there, as behind a loading screen
+        self.loads_all = False
+        self._collecting, self._selecting = _Deferred(), _Deferred()
         self._began = self._planted = self._encoded = False
         if self._on_cpu:
             pin_driver_threads()
@@ -246,10 +250,8 @@ class Game:
         ``until`` is a time of :func:`time.perf_counter`. Call it when the frame is done. Work
         that finds no time is done in a later frame.
         """
-        if until - time.perf_counter() > _LEARNING_S:
-            self._collect_times()
-        if until - time.perf_counter() > _LOOKING_S:
-            self._update_selection()
+        self._collecting.run(until, self._collect_times)
+        self._selecting.run(until, self._update_selection)
 
     def renew(self) -> None:
         """Has all tiles computed again; the present ones are drawn until then."""
@@ -319,7 +321,7 @@ class Game:
     def _update_counts(self) -> None:
         if self.complete:
             self.streaming.drop_drafts()
-        if self.loading and self.complete:
+        if self.loading and (self.complete if self.loads_all else self.covered):
             self.loading = False
             # otherwise Python's garbage collector scans all loaded objects, 50 ms within a frame;
             # they live as long as the game
@@ -448,6 +450,22 @@ class Game:
             self.planet.close()
         self.renderer.close()
         gc.unfreeze()
+
+
+class _Deferred:
+    """Work that is done in the time that is left in a frame, by how long it took before."""
+
+    def __init__(self) -> None:
+        self._took_s: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def run(self, until: float, work: Callable[[], object]) -> None:
+        """Does the work if it fits before ``until``, a time of :func:`time.perf_counter`."""
+        start = time.perf_counter()
+        if start + max(self._took_s, default=0.0) < until:
+            work()
+            self._took_s.append(time.perf_counter() - start)
+        elif self._took_s:  # a time that was long only once is forgotten
+            self._took_s.append(min(self._took_s))
 
 
 def _ms_since(start: float) -> float:

@@ -115,7 +115,7 @@ class HeadlessRun:
         and a second picture when the networks have made ground everywhere.
         """
         started = time.perf_counter()
-        self.game.controls.mode = "unsliced"
+        self.game.controls.mode, self.game.loads_all = "unsliced", True
         self._until_complete(self._pose(0))
         return time.perf_counter() - started
 

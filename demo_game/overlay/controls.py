@@ -59,6 +59,9 @@ class ControlsSection(PanelSection):
     def _budget(self, controls: Controls) -> None:
         spare_ms = self._game.scheduler.next_budget_ms
         spare = controls.budget_ms is None
+        if self._game.loading:
+            drawing.text("the budget applies once the ground is there", palette.DIM)
+        imgui.begin_disabled(self._game.loading)
         changed, spare = imgui.checkbox("budget: the time that rendering leaves", spare)
         if changed:
             controls.budget_ms = None if spare else max(_LEAST_BUDGET_MS, round(spare_ms, 2))
@@ -69,6 +72,7 @@ class ControlsSection(PanelSection):
         )
         if moved and not spare:
             controls.budget_ms = slider_ms
+        imgui.end_disabled()
         imgui.end_disabled()
 
     def _mode(self, layout: Layout, controls: Controls) -> None:

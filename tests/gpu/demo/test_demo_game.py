@@ -183,8 +183,7 @@ def popping(start, fade_s, monkeypatch):
     monkeypatch.setattr("demo_game.streaming.FADE_S", fade_s)
     # makes the picture and the work of a frame independent of its duration
     monkeypatch.setattr(DrawingPace, "add_time", lambda pace, ms: None)
-    for name in ("_LEARNING_S", "_LOOKING_S"):
-        monkeypatch.setattr(f"demo_game.game.{name}", -np.inf)
+    monkeypatch.setattr("demo_game.game._Deferred.run", lambda deferred, until, work: work())
     flown = start(replace(FAR, frame_ms=1000 / 60))
     flown.game.streaming.draft = lambda *_: None
     flown.game.controls.mode = "unsliced"
@@ -242,8 +241,9 @@ def test_software_driver_gives_networks_the_rest_of_the_frame(gpu, start, monkey
         return scheduler.last_report.budget_ms
 
     assert any(budget_ms(0.0) > 5.0 for _ in turns())
-    late = [budget_ms(0.045) for _ in range(12)]
-    assert 0 < sum(late) <= 14 * scheduler.budget.least_ms, "guaranteed work and nothing more"
+    assert budget_ms(0.045) <= 5.0
+    late = [budget_ms(0.06) for _ in range(12)]
+    assert sum(late) <= 14 * scheduler.budget.least_ms, "guaranteed work and nothing more"
 
 
 def test_hardware_gpu_frame_is_one_submit_without_waits(gpu, start, loaded):
