@@ -21,6 +21,7 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -43,6 +44,10 @@ except DeviceError:
     raise SystemExit(3)
 """
 NONE = "none"
+#: more than four processes of tests take more memory than they save time
+PARALLEL = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "worksteal")
+#: the tests that 'unlike' runs
+UNLIKE = ("tests/scheduler", "tests/gpu/frames", "tests/gpu/demo")
 #: the region of 'bake': the coast where the demo's flight begins
 BAKED = ("--region=-32:-20,-16:-8", "--levels=1:4", "--output=out/planet.zarr")
 
@@ -265,10 +270,20 @@ def upscale(arguments: Sequence[str]) -> int:
 def test(arguments: Sequence[str]) -> int:
     """run the tests, on all cores; arguments go to pytest instead (-n 2 is two processes)"""
     prepare_tests()
-    # more than four processes take more memory than they save time
-    workers = min(os.cpu_count() or 1, 4)
-    parallel = ("-n", str(workers), "--dist", "worksteal")
-    return python("-m", "pytest", *(arguments or parallel))
+    return python("-m", "pytest", *(arguments or PARALLEL))
+
+
+def unlike(arguments: Sequence[str]) -> int:
+    """run the tests of scheduler, frames and demo as on a machine unlike this one"""
+    prepare_tests()
+    # llvmpipe with vectors of 128 bits, whose kernels its cache does not tell from others
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ |= {
+            "LP_NATIVE_VECTOR_WIDTH": "128",
+            "MESA_SHADER_CACHE_DIR": cache,
+            "CML_TEST_WRONG_GUESSES": "30",
+        }
+        return python("-m", "pytest", *PARALLEL, *(arguments or UNLIKE))
 
 
 def prove(arguments: Sequence[str]) -> int:
@@ -362,6 +377,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "cook": cook,
     "upscale": upscale,
     "test": test,
+    "unlike": unlike,
     "check": check,
     "lint": lint,
     "docs": docs,

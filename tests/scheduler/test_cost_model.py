@@ -218,6 +218,7 @@ def test_shipped_cost_tables_state_their_source():
         assert source.startswith(("measured on such a device: ", "estimated, not measured: ")), path
 
 
+@pytest.mark.shipped_guesses
 def test_kernel_cost_precedes_family_cost():
     guess = FirstGuess(1e6, 1e6, 0.0, {"conv": 2.0, "conv-12": 5.0})
     keys = ("conv+relu conv-12 1F 1B", "conv conv-99 1F 1B", "relu elementwise-1 1F 1B", "odd")
@@ -225,6 +226,7 @@ def test_kernel_cost_precedes_family_cost():
     assert [guess.work_ms(step, 3) for step in steps] == [15.0, 6.0, 3.0, 3.0]
 
 
+@pytest.mark.shipped_guesses
 def test_measured_costs_precede_shipped_costs():
     step = SimStep("conv conv-1 1F 1B", 100, 1.0, flops=1e6, nbytes=1.0)
     model = CostModel(guess=FirstGuess(1e6, 1e6, 0.0, {"conv": 2.0}))

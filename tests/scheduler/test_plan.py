@@ -81,6 +81,7 @@ def test_no_slices_without_budget_or_while_gpu_is_behind(monkeypatch, change, re
     assert set(map(str, found)) == {str(FramePlan((), (), reason))}
 
 
+@pytest.mark.shipped_guesses
 def test_a_step_that_was_never_measured_gets_a_quarter_of_the_frame():
     """A wrong guess of its time then costs little, and nothing follows it in the frame."""
     steps = [SimStep(f"k{i}", 100_000, 0.001) for i in range(2)]

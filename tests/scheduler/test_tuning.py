@@ -115,6 +115,7 @@ def test_tuning_measures_long_choices_in_slices():
     assert all(len({p.job for p in r.slices}) <= 2 for r in game.measured)
 
 
+@pytest.mark.shipped_guesses
 @pytest.mark.parametrize(("noise", "share"), [(EXACT, 0.0), (Noise.of_tail(1.3), 0.02)])
 def test_tuning_does_not_increase_frames_over_budget(noise, share):
     bench = Bench({f"choice {k}": {"a": 2.0, "b": 1.0 + k, "c": 0.8 + k} for k in range(12)})

@@ -42,8 +42,9 @@ def game_of(gpu, agents, tiles: int = 0) -> SimpleNamespace:
         agents.submit(scheduler, TileId(0, x, 0), 7, 1.0, 500.0)
     notice = "software: 100 % of the tiles are there, 12 being made, 3 cancelled"
     return SimpleNamespace(
-        gpu=gpu, scheduler=scheduler, agents=agents, log=log, controls=Controls(), notice=notice
-    )
+        gpu=gpu, scheduler=scheduler, agents=agents, log=log, controls=Controls(), notice=notice,
+        loading=False,
+    )  # fmt: skip
 
 
 def add_frame(log: FrameLog, number: int) -> None:

@@ -248,8 +248,7 @@ def fed(trial, network):
 def of_two_schedulers(trial, network):
     for turn in range(4):
         job = trial.submit(network, where=turn % 2, x=turn, z=2 * turn)
-        if turn % 2:
-            trial.until(job)
+        trial.until(job)  # a session that retains inputs has the jobs of one scheduler at a time
     trial.submit(network, where=1, x=job, z=3)
 
 

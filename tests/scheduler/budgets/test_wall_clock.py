@@ -81,6 +81,7 @@ def test_plan_is_steady_without_timestamps(told):
     assert sum(late) / len(late) > 9.5
 
 
+@pytest.mark.shipped_guesses
 @pytest.mark.parametrize("clock_source", ["wall clock", "timestamps"])
 @pytest.mark.parametrize("frame_ms", [FRAME, 60.0, 225.0])
 @pytest.mark.parametrize("loading", [0, 12])
