@@ -166,4 +166,4 @@ def test_other_forms_of_ncnn_are_named(tmp_path, refused):
     (tmp_path / "m.pnnx.param").write_text("7767517\n2 1\n" + "\n".join(lines[1:] + lines[1:]))
     path = tmp_path / "own.param"
     path.write_text("7767517\n2 1\npnnx.Input in0 0 1 0\npnnx.Output out0 1 0 0\n")
-    assert "pnnx's own form of a network: give the .ncnn.param" in refused(f"info {path}")
+    assert "pnnx's own, not ncnn's: give the .ncnn.param" in refused(f"info {path}")

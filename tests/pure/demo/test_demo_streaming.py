@@ -7,7 +7,7 @@ from typing import Any
 
 from demo_game.agents import TileJobs
 from demo_game.chain import load_chain
-from demo_game.streaming import FADE_S, IN_FLIGHT, WORK_FRAMES, Streaming
+from demo_game.streaming import FADE_S, IN_FLIGHT, LEAST_IN_FLIGHT, WORK_FRAMES, Streaming
 from demo_game.world.quadtree import Selection
 from demo_game.world.tile import TileId
 
@@ -65,7 +65,7 @@ class FakePool:
 
 
 def streaming(slots=8):
-    scheduler = SimpleNamespace(last_report=None)
+    scheduler = SimpleNamespace(last_report=None, rate=1.0, frame_ms=1000 / 60)
     return Streaming(FakeAgents(), scheduler, FakePool(slots), 7)  # type: ignore[arg-type]
 
 
@@ -118,14 +118,14 @@ def test_no_more_tiles_are_under_way_than_frames_have_time_for():
     world = streaming()
     expected = {TileId(3, x, 0): 1.0 for x in range(9)}
     a_tile = 2.0 * len(CHAIN.sessions_for(TileId(3, 0, 0)))
-    for tiles in (1, 2, 3, IN_FLIGHT):  # up to the maximum
-        world.scheduler.last_report = SimpleNamespace(aim_ms=(tiles - 0.5) * a_tile / WORK_FRAMES)
+    for tiles in (LEAST_IN_FLIGHT, 3, IN_FLIGHT):  # up to the maximum
+        world.scheduler.rate = (tiles - 0.5) * a_tile / WORK_FRAMES / world.scheduler.frame_ms
         world.want(Selection([], expected), set(), 0.0)
         assert len(world.making) == tiles
     world.cancel_all()
-    world.scheduler.last_report.aim_ms = 0.0
+    world.scheduler.rate = 0.0
     world.want(Selection([], expected), set(), 0.0)
-    assert len(world.making) == 1, "one always is, or nothing would ever be learned"
+    assert len(world.making) == LEAST_IN_FLIGHT, "or nothing runs while a tile's jobs wait"
 
 
 def test_tile_finished_since_selection_is_not_generated_again():
