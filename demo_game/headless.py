@@ -321,16 +321,18 @@ def run(
         if screenshot is not None:
             flown.screenshot(screenshot)
         counts, streaming.counts = streaming.counts, Counts()
+        start = time.perf_counter()
         world = flown.settle()
+        settle_s = time.perf_counter() - start
         if film is not None:
             flown.film(film)
-        return _report(flown, load_s, seconds, counts, world)
+        return _report(flown, load_s, seconds, settle_s, counts, world)
     finally:
         flown.close()
 
 
 def _report(
-    flown: HeadlessRun, load_s: float, seconds: float, counts: Counts, world: str
+    flown: HeadlessRun, load_s: float, seconds: float, settle_s: float, counts: Counts, world: str
 ) -> RunReport:
     """Returns the report of a flight of ``seconds``; ``counts`` are those of the flight alone."""
     gpu, options, quality = flown.gpu, flown.options, flown.quality
@@ -355,6 +357,7 @@ def _report(
         first_picture_s=round(flown.first_picture - options.started, 3),
         ground_s=round(flown.first_ground - options.started, 3),
         load_s=round(load_s, 3),
+        settle_s=round(settle_s, 3),
         frame_ms=percentiles([s.frame_ms for s in samples]),
         frame_times_ms=[round(s.frame_ms, 2) for s in samples],
         cpu_ms=percentiles([s.cpu_ms for s in samples]),

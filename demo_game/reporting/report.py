@@ -38,6 +38,8 @@ class RunReport:
     first_picture_s: float
     ground_s: float
     load_s: float
+    #: seconds after the flight until every tile of its last picture was there
+    settle_s: float
     frame_ms: dict[str, float]
     frame_times_ms: list[float]
     cpu_ms: dict[str, float]

@@ -1,0 +1,148 @@
+"""Flies the demo on machines unlike this one, made of this one, and prints one table.
+
+``python -m benchmarks.machines`` flies without networks, in slices and unsliced on each of:
+
+- this machine as it is;
+- llvmpipe with vectors of 128 bits, with one thread, and with the process on one core;
+- SwiftShader, where its driver is installed (Debian's package chromium has it);
+- beside a process that takes a core always, and one that takes it for 100 ms twice a second.
+
+Each flight is a process of its own. Run it with nothing else running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cml_engine.errors.arguments import IntegerRange
+
+_SWIFTSHADER = ("/usr/lib/chromium/vk_swiftshader_icd.json",)
+_MODES = ("off", "sliced", "unsliced")
+#: a process that takes a core, always or for 100 ms twice a second
+_BUSY = "while True: pass"
+_BURSTS = (
+    "import time\nwhile True:\n end = time.perf_counter() + 0.1\n"
+    " while time.perf_counter() < end: pass\n time.sleep(0.4)"
+)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine made of this one.
+
+    ``cores`` limits its processes to these cores, and ``beside`` is Python code that runs beside.
+    """
+
+    name: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    cores: frozenset[int] = frozenset()
+    beside: str = ""
+
+
+def machines() -> list[Machine]:
+    """Returns the machines; SwiftShader only if it is installed."""
+    found = [
+        Machine("as it is"),
+        Machine("vectors of 128 bits", {"LP_NATIVE_VECTOR_WIDTH": "128"}),
+        Machine("one thread", {"LP_NUM_THREADS": "1"}),
+        Machine("one core", {"LP_NUM_THREADS": "1"}, frozenset({0})),
+        Machine("beside a busy core", beside=_BUSY),
+        Machine("beside bursts", beside=_BURSTS),
+    ]
+    driver = next((path for path in _SWIFTSHADER if Path(path).exists()), None)
+    if driver is not None:
+        found.insert(4, Machine("SwiftShader", {"VK_ICD_FILENAMES": driver}))
+    return found
+
+
+@contextmanager
+def _beside(machine: Machine) -> Iterator[None]:
+    """Runs the machine's other process during the block."""
+    if not machine.beside:
+        yield
+        return
+    process = subprocess.Popen([sys.executable, "-c", machine.beside])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def fly(machine: Machine, mode: str, frames: int, folder: Path) -> dict[str, Any]:
+    """Flies the demo in a process of its own; returns its report, or raises ``RuntimeError``."""
+    report = folder / "report.json"
+    # llvmpipe's cache does not tell kernels of other vector widths apart
+    cache = folder / "-".join(["driver", *machine.environment.values()]).replace("/", "_")
+    command = [sys.executable, "-m", "demo_game", "--headless", "--mode", mode]
+    command += ["--frames", str(frames), "--report", str(report)]
+
+    def limit() -> None:
+        if machine.cores:
+            os.sched_setaffinity(0, machine.cores)
+
+    environment = {**os.environ, **machine.environment, "MESA_SHADER_CACHE_DIR": str(cache)}
+    with _beside(machine):
+        done = subprocess.run(
+            command, env=environment, preexec_fn=limit, capture_output=True, text=True, check=False
+        )
+    if done.returncode:
+        raise RuntimeError(f"{machine.name}, {mode}: {done.stderr.strip().splitlines()[-1:]}")
+    found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+    return found
+
+
+def row(machine: Machine, reports: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns the machine's line of the table in Markdown."""
+    off, sliced, unsliced = (reports[mode] for mode in _MODES)
+    late = [f"{100 * r['frames_over_share']:.1f}" for r in (off, sliced, unsliced)]
+    waits = [f"{r['latency_s']['p50']:.1f}" for r in (sliced, unsliced)]
+    is_same = len({r["world"] for r in reports.values()}) == 1
+    cells = [
+        machine.name,
+        f"{off['frame_ms']['p50']:.1f}",
+        *late,
+        f"{sliced['tiles']} of {unsliced['tiles']}",
+        ", ".join(waits),
+        f"{sliced['settle_s']:.1f}",
+        "the same" if is_same else "DIFFERS",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+HEADER = """\
+| machine | picture ms | late %, off | sliced | unsliced | tiles | wait s | complete s | world |
+|---|--:|--:|--:|--:|--:|--:|--:|---|"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.machines", description=__doc__)
+    frames = IntegerRange(1, 100_000)
+    parser.add_argument("--frames", type=frames, default=600, help="of each flight (600)")
+    parser.add_argument("--only", nargs="*", default=[], help="words of the machines' names")
+    options = parser.parse_args(arguments)
+    print(HEADER, flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for machine in machines():
+            if options.only and not any(word in machine.name for word in options.only):
+                continue
+            try:
+                reports = {m: fly(machine, m, options.frames, Path(folder)) for m in _MODES}
+                print(row(machine, reports), flush=True)
+            except RuntimeError as error:
+                print(f"| {error} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
