@@ -69,7 +69,7 @@ PLANNING: dict[str, float] = {
         ),
         (margin, "_AIMED_SHARE _SMALL _ENOUGH WINDOW PRIOR"),
         (plan, "_MIN_SHARE _PROBE_SHARE"),
-        (policy, "STARVED_MS STICKINESS_MS"),
+        (policy, "STARVED_MS CATCH_UP_MS STICKINESS_MS"),
         (frame_timings, "_APART_EVERY"),
         (back_off, "_LATE _GROWTH _DECAY _MOST_BACK_OFF _BELIEVED _SMOOTHED _LONGEST"),
     ),

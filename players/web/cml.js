@@ -163,6 +163,7 @@ const PRIOR = 1.3;
 const MIN_SHARE = 0.02;
 const PROBE_SHARE = 0.25;
 const STARVED_MS = 500.0;
+const CATCH_UP_MS = 500.0;
 const STICKINESS_MS = 20.0;
 const APART_EVERY = 16;
 const LATE = 1.15;
@@ -1238,12 +1239,16 @@ export const byPriority = (jobs) => [...jobs].sort(byRank);
 /** Orders jobs whose deadline can still be met by the time to spare, the least first; then all others by fair share. @type {Policy} */
 export const leastLaxity = (jobs, nowMs, rate) => {
   /** @type {Map<Job, number>} */ const laxity = new Map();
+  /** @type {Set<Job>} jobs that missed their deadlines by little */ const overdue = new Set();
   for (const job of jobs) {
     if (job.deadlineAtMs === null || job.idle) continue;
     const spare = job.deadlineAtMs - nowMs - job.remainingMs / Math.max(rate, 1e-9);
-    if (spare >= 0) laxity.set(job, spare - (job.group || job.step ? STICKINESS_MS : 0));
+    const overdueMs = nowMs - job.deadlineAtMs;
+    if (spare < 0 && !(overdueMs >= 0 && overdueMs <= CATCH_UP_MS)) continue;
+    if (spare < 0) overdue.add(job);
+    laxity.set(job, spare - (job.group || job.step ? STICKINESS_MS : 0));
   }
-  const urgent = [...laxity].sort(([a, x], [b, y]) => x - y || byRank(a, b)).map(([job]) => job);
+  const urgent = [...laxity].sort(([a, x], [b, y]) => Number(overdue.has(a)) - Number(overdue.has(b)) || x - y || byRank(a, b)).map(([job]) => job);
   const ordered = [...urgent, ...fairShare(jobs.filter((job) => !laxity.has(job)), nowMs, rate)];
   const [first] = ordered.filter((job) => nowMs - job.lastServedMs > STARVED_MS && !job.idle)
     .sort((a, b) => a.lastServedMs - b.lastServedMs || a.number - b.number);

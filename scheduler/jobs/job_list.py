@@ -14,10 +14,12 @@ from typing import Protocol
 from scheduler.executor import Network
 from scheduler.jobs.job import Job
 from scheduler.planning.policy import (
+    CATCH_UP_MS,
     Policy,
     by_priority,
     fair_share,
     fair_share_key,
+    is_overdue,
     least_laxity,
 )
 
@@ -89,11 +91,12 @@ class _OneHeap:
 
 
 class _ByLaxity:
-    """A queue for :func:`least_laxity`, with up to three candidates.
+    """A queue for :func:`least_laxity`, with up to four candidates.
 
-    Candidates are the job with the earliest deadline that can still be met, the first by fair
-    share, and the one that has waited longest. All jobs here have the same remaining work, so
-    the deadline alone decides whether it can be met.
+    Candidates are the job with the earliest deadline that can still be met, the one with the
+    earliest deadline that was missed by little, the first by fair share, and the one that has
+    waited longest. All jobs here have the same remaining work, so the deadline alone decides
+    whether it can be met.
     """
 
     def __init__(self) -> None:
@@ -123,7 +126,8 @@ class _ByLaxity:
             del self._dated[bisect_left(self._dated, entry)]
 
     def first(self, now_ms: float, rate: float) -> list[Job]:
-        candidates = (self._earliest(now_ms, rate), self._by_share.first(), self._by_wait.first())
+        earliest, overdue = self._earliest(now_ms, rate), self._overdue(now_ms)
+        candidates = (earliest, overdue, self._by_share.first(), self._by_wait.first())
         return list({job.number: job for job in candidates if job is not None}.values())
 
     def _earliest(self, now_ms: float, rate: float) -> Job | None:
@@ -134,6 +138,13 @@ class _ByLaxity:
 
         at = bisect_left(self._dated, True, key=can_hold)
         return self._jobs[self._dated[at][2]] if at < len(self._dated) else None
+
+    def _overdue(self, now_ms: float) -> Job | None:
+        """Returns the job with the earliest deadline of those that are caught up, or None."""
+        at = bisect_left(self._dated, now_ms - CATCH_UP_MS, key=lambda entry: entry[0])
+        if at == len(self._dated) or not is_overdue(self._dated[at][0], now_ms):
+            return None
+        return self._jobs[self._dated[at][2]]
 
 
 def _dated(job: Job) -> _Dated | None:

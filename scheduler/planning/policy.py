@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 #: a job that was not served for this long gets the first slice of a frame, whatever the order
 STARVED_MS = 500.0
+#: a job that is overdue by no more than this is caught up before jobs without a deadline
+CATCH_UP_MS = 500.0
 #: a running job keeps its place against a job of about the same laxity: a change gains nothing
 STICKINESS_MS = 20.0
 
@@ -26,9 +28,10 @@ Policy: TypeAlias = "Callable[[Sequence[Job], float, float], list[Job]]"
 def least_laxity(jobs: Sequence[Job], now_ms: float, rate: float) -> list[Job]:
     """Returns the jobs ordered by the time to spare before their deadlines, then all other jobs.
 
-    The others have no deadline, or one that cannot be met any more, and are in the order of the
-    fair share. An overdue job therefore neither starves others nor is starved. Jobs of priority
-    0 come last.
+    First come the jobs that can still meet their deadlines, then those that missed them by up to
+    half a second: after a stall, a load that can be met is steady again soon. The others have no
+    deadline, or one that cannot be met, and are in the order of the fair share. Such a job
+    neither starves others nor is starved. Jobs of priority 0 come last.
 
     Examples
     --------
@@ -36,20 +39,26 @@ def least_laxity(jobs: Sequence[Job], now_ms: float, rate: float) -> list[Job]:
     """
     if len(jobs) == 1:
         return [*jobs]
-    feasible: list[tuple[float, float, int, Job]] = []
+    dated_jobs: list[tuple[bool, float, float, int, Job]] = []
     shared_jobs: list[Job] = []
     for job in jobs:
         has_deadline = job.deadline_at_ms is not None and not job.idle
         laxity = job.laxity_ms(now_ms, rate) if has_deadline else -1.0
-        if laxity < 0:
+        is_late = laxity < 0
+        if is_late and not (has_deadline and is_overdue(job.deadline_at_ms or 0.0, now_ms)):
             shared_jobs.append(job)
             continue
         if job.group or job.step:
             laxity -= STICKINESS_MS
-        feasible.append((laxity, -job.priority, job.number, job))
-    feasible.sort()
-    urgent = [job for *_, job in feasible]
+        dated_jobs.append((is_late, laxity, -job.priority, job.number, job))
+    dated_jobs.sort()
+    urgent = [job for *_, job in dated_jobs]
     return _starved_first(urgent + fair_share(shared_jobs, now_ms, rate), now_ms)
+
+
+def is_overdue(deadline_at_ms: float, now_ms: float) -> bool:
+    """Returns True if a deadline was missed by so little that the job is caught up."""
+    return 0.0 <= now_ms - deadline_at_ms <= CATCH_UP_MS
 
 
 def fair_share(jobs: Sequence[Job], now_ms: float, rate: float) -> list[Job]:

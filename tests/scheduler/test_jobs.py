@@ -355,3 +355,23 @@ def test_missing_render_times_do_not_block_jobs():
     assert loop.scheduler.next_budget_ms == 0.0
     job = loop.submit(net)
     loop.until_done(job)
+
+
+def test_a_load_that_can_be_met_is_steady_a_second_after_a_stall():
+    """The network needs 30 of every 80 ms, within 20 frames, beside a background of priority 4."""
+    net, background = network("n", 30.0), network("background", 400.0)
+    loop = Loop(net, background, budget_ms=8.0)
+    dated, due_ms = [], 0.0
+    for frame in range(600):
+        if not any(job.name == "background" for job in loop.scheduler.jobs):
+            loop.submit(background, priority=4.0)
+        while due_ms <= loop.clock.now_ms():
+            dated.append(loop.submit(net, deadline_ms=20 * FRAME))
+            due_ms += 80.0
+        loop.frames()
+        if frame == 100:
+            loop.clock.advance(400.0)
+            stalled_ms = loop.clock.now_ms()
+    later = [job for job in dated if stalled_ms + 1000.0 < job.submitted_ms and job.ended]
+    assert len(later) > 60 and all(job.ended_ms <= job.deadline_at_ms for job in later)
+    assert sum(not job.ended for job in dated) < 5

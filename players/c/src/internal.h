@@ -310,7 +310,7 @@ struct job {
     char slot[SLOT_NAME], error[200];
     job *producers[MAX_PRODUCERS]; /* they keep their outputs until this job has copied them */
     uint32_t producer_count, consumers;
-    int urgent; /* valid within a frame, for candidates */
+    int urgent; /* 2: its deadline can be met, 1: missed by little; valid within a frame */
     double remaining, laxity;
     uint8_t *data; /* inputs that came from the host; stays with the place in the pool */
     uint64_t room; /* bytes of `data` */

@@ -119,10 +119,10 @@ void cml__enqueue(cml_scheduler *s, job *j) {
 
 static int comes_before(const cml_scheduler *s, const job *a, const job *b) {
     if (a == s->starved || b == s->starved) return a == s->starved;
+    if (a->urgent != b->urgent) return a->urgent > b->urgent;
     /* by priority, or both are urgent: shares of time do not matter */
     int by_priority = s->policy == CML_POLICY_BY_PRIORITY || (a->urgent && b->urgent);
     if (!by_priority) {
-        if (a->urgent != b->urgent) return a->urgent;
         if (is_idle(a) != is_idle(b)) return is_idle(b);
         if (!is_equal(a->run.virtual_ms, b->run.virtual_ms))
             return a->run.virtual_ms < b->run.virtual_ms;
@@ -147,7 +147,11 @@ void cml__sort_candidates(cml_scheduler *s) {
         job *j = s->candidates[i];
         int has_begun = j->run.group > 0 || j->run.step > 0;
         double laxity = j->deadline_at - s->now - j->remaining / fmax(s->rate, 1e-9);
-        j->urgent = has_deadlines && j->has_deadline && !is_idle(j) && laxity >= 0;
+        double overdue = s->now - j->deadline_at;
+        int catches_up = overdue >= 0 && overdue <= PLAN_CATCH_UP_MS;
+        j->urgent = 0;
+        if (has_deadlines && j->has_deadline && !is_idle(j))
+            j->urgent = laxity >= 0 ? 2 : catches_up;
         j->laxity = laxity - (has_begun ? PLAN_STICKINESS_MS : 0.0);
         if (has_deadlines && s->now - j->last_served_ms > PLAN_STARVED_MS && !is_idle(j) &&
             is_hungrier(j, s->starved))

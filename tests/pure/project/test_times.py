@@ -25,7 +25,7 @@ OF_PEOPLE = {
     # how long Job.wait sleeps between two looks at a job, and between looks at a host's thread
     "scheduler/jobs/lifecycle.py": {"_IDLE_S", "_LOOK_S"},
     "scheduler/planning/controller.py": {"_AVERAGED_MS", "_OVERDUE_MS"},
-    "scheduler/planning/policy.py": {"STARVED_MS", "STICKINESS_MS"},
+    "scheduler/planning/policy.py": {"STARVED_MS", "CATCH_UP_MS", "STICKINESS_MS"},
 }
 
 
