@@ -232,11 +232,12 @@ _DECODERS = (
 
 #: Layers without weights in the ``.bin``. Any other layer may have some.
 WITHOUT_WEIGHTS = frozenset((*_DECODERS, *(
-    "AbsVal BNLL BinaryOp CELU Cast Clip Concat Crop CumulativeSum DeepCopy Dropout ELU Eltwise "
-    "Erf Exp ExpandDims Flatten GELU GLU GridSample HardSigmoid HardSwish Input Interp LRN Log MVN "
-    "MatMul Mish Noop Packing Padding Permute PixelShuffle Pooling Pooling1D Pooling3D Power "
-    "ReLU Reduction Reorg Reshape SELU Shrink ShuffleChannel Sigmoid Slice Softmax Softplus Split "
-    "Squeeze Swish TanH Threshold Tile UnaryOp"
+    "AbsVal ArgMax BNLL BinaryOp CELU Cast Clip Concat CopyTo Crop CumulativeSum DeepCopy Diag "
+    "Dropout ELU Einsum Eltwise Erf Exp ExpandDims Flatten Flip Fold GELU GLU GridSample "
+    "HardSigmoid HardSwish Input Interp LRN Log MVN MatMul Mish Noop Packing Padding Permute "
+    "PixelShuffle Pooling Pooling1D Pooling3D Power ReLU Reduction Reorg Reshape RotaryEmbed SDPA "
+    "SELU SPP Shrink ShuffleChannel Sigmoid Slice Softmax Softplus Spectrogram Split Squeeze "
+    "StatisticsPooling Swish TanH Threshold Tile UnaryOp Unfold pnnx.Expression"
 ).split()))  # fmt: skip
 
 #: Layers that cannot be converted, with the advice for the error message.
