@@ -230,6 +230,15 @@ def _nonzero(x, capacity, fill=-1):
     return [y, np.array([len(positions)])]
 
 
+@formula
+def _keep_first(x, count, axis, value=0.0):
+    y = np.full_like(x, value)
+    kept = [slice(None)] * x.ndim
+    kept[axis] = slice(max(int(count.reshape(())), 0))
+    y[tuple(kept)] = x[tuple(kept)]
+    return [y]
+
+
 def _overlap(a, b, centers):
     """Returns the intersection over the union of two boxes."""
     ends = [np.array([c[:2] - c[2:] / 2, c[:2] + c[2:] / 2]) if centers else

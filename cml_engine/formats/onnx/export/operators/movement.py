@@ -233,3 +233,15 @@ def _longer(c: ExportCall, x: ExportTensor, axis: int, shape: Sequence[int]) -> 
     """Adds nodes that append a zero at the end of an axis of ``x``, whose shape is given."""
     extents = [1 if a == axis else n for a, n in enumerate(shape)]
     return x.Concat(c.constant(np.zeros(extents, NUMPY_DTYPE[c.out.dtype])), axis=axis)
+
+
+@rule("keep_first", onnx="`Where` of `Less`; of truth values `And`, `Or`")
+def _keep_first(c: ExportCall) -> ExportTensor:
+    axis = int(c.attrs.axis)
+    column = [-1 if a == axis else 1 for a in range(len(c.shape))]
+    indices = np.arange(c.shape[axis], dtype=np.int32).reshape(column)
+    is_kept = c.constant(indices).Less(c.tensor(1).reshape((1,)))
+    dtype = c.fact(0).dtype
+    if dtype == "logical":
+        return is_kept.Not() | c.x if c.attrs.value else is_kept & c.x
+    return is_kept.Where(c.x, c.constant(np.array(c.attrs.value, NUMPY_DTYPE[dtype])))
