@@ -244,7 +244,7 @@ def run_case(case: Any, backend: Any, through: Through = directly) -> Verdict:
             got, bound, known = outputs_of(model, inputs, backend, through)
             names = [value.name for value in model.graph.output]
             for name, want in zip(names, expected, strict=True):
-                _compare(name, _found(name, got, want), want, case, _is_bfloat16(model, name))
+                _compare(name, got[name], want, case, _is_bfloat16(model, name))
     except UnsupportedOp as error:
         return Verdict(case.name, operator, "UNSUPPORTED", str(error), bound)
     except (CmlError, AssertionError) as error:
@@ -290,21 +290,6 @@ def outputs_of(
 _BINDABLE = 64
 
 
-def _found(name: str, got: Mapping[str, Array], want: Array) -> Array:
-    """Returns an output by name, cut to its valid part if another output counts the valid entries.
-
-    Asserts that the rest is -1.
-    """
-    have, count = got[name], got.get(f"{name}_count")
-    if count is None:
-        return have
-    pairs = zip(have.shape, want.shape, strict=True)
-    along = next((axis for axis, (room, found) in enumerate(pairs) if room != found), 0)
-    found, rest = np.split(have, [int(count.reshape(-1)[0])], along)
-    assert (rest == -1).all(), f"'{name}' has {rest} after what was found"
-    return found
-
-
 def _is_bfloat16(model: Any, name: str) -> bool:
     """Returns True if the output is of type bfloat16, which NumPy lacks."""
     found = next(value for value in model.graph.output if value.name == name)
@@ -344,12 +329,16 @@ MARK = "<!-- {} -->"
 def operator_table() -> str:
     """Returns the importer's operators as a Markdown table, with a row for each range of opsets."""
     from cml_engine.formats.onnx import operators  # noqa: F401
+    from cml_engine.formats.onnx.counted_statements import MEANINGS, STATEMENTS
     from cml_engine.formats.onnx.op_schemas import all_schemas
 
-    lines = ["| operator | opsets | becomes |", "|---|---|---|"]
-    return "\n".join(
-        [*lines, *(f"| {r.qualified} | {r.opsets} | {r.nnef} |" for r in all_schemas())]
-    )
+    lines = [f"- {word}: {meaning}" for word, meaning in MEANINGS.items()]
+    lines += ["", "| operator | opsets | becomes | counted axes |", "|---|---|---|---|"]
+    lines += [
+        f"| {r.qualified} | {r.opsets} | {r.nnef} | {STATEMENTS.get(r.name, '')} |"
+        for r in all_schemas()
+    ]
+    return "\n".join(lines)
 
 
 EXPORTED, FUNCTION, EXPANDED, GRAPH = "operators", "function", "expanded", "graph"

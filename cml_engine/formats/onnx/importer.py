@@ -18,7 +18,8 @@ import numpy as np
 from cml_engine.errors import CmlError, ModelError, ShapeError, Source, UnsupportedOp
 from cml_engine.errors.arguments import check_known_names
 from cml_engine.formats.format import Engine
-from cml_engine.formats.onnx import operators  # noqa: F401  # registers them
+from cml_engine.formats.onnx import counted_rules, operators  # noqa: F401  # registers them
+from cml_engine.formats.onnx.counted_statements import check_statement
 from cml_engine.formats.onnx.inputs import bind_inputs, input_dtype
 from cml_engine.formats.onnx.model import (
     OnnxFunction,
@@ -275,6 +276,9 @@ class Importer:
         scope: GraphScope,
         source: Source,
     ) -> Sequence[Value | None]:
+        if not self._with_placeholders:
+            with _located(source, inputs):
+                check_statement(node.op, node.domain, inputs)
         opset = scope.opsets.get(node.domain, 1)
         schema = find_schema(node.domain, node.op, opset)
         if self._reading is not None and (schema is None or schema.runs_graphs):

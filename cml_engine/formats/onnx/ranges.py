@@ -191,8 +191,10 @@ def _positions_of_low_bits(node: Node) -> Collection[int]:
     if node.op.startswith("scatter"):
         is_sum = node.attrs.get("reduction", "none") in ("none", "add", "mul")
         return range(3) if is_sum else (1,)
-    if node.op in ("shift_left", "cast"):
-        return (0,) if node.op == "shift_left" or node.attrs.dtype == "integer" else ()
+    if node.op in ("shift_left", "keep_first"):
+        return (0,)
+    if node.op == "cast":
+        return (0,) if node.attrs.dtype == "integer" else ()
     return range(len(node.inputs)) if node.op in _OF_LOW_BITS else ()
 
 
@@ -353,6 +355,10 @@ def _round(x: Interval, function: Callable[[float], float]) -> Interval:
     return Interval(*(v if math.isinf(v) else function(v) for v in x))
 
 
+def _filled(o: _Operands) -> Interval:
+    return Interval(o.node.attrs["fill"], o.node.attrs["fill"])
+
+
 #: operators that only move values of their operands
 MOVES = frozenset(
     "reshape transpose squeeze unsqueeze slice split tile copy gather gather_nd gather_elements "
@@ -413,7 +419,11 @@ _RULES: Mapping[str, _Rule] = {
     "int_matmul": _product,
     "top_k": lambda o: [o[0], Interval(0, max(o.extent - 1, 0))],
     "nonzero": lambda o: [
-        Interval(-1, max(o.facts[0].shape, default=1)), Interval(0, o.facts[0].size)
+        union_of(_filled(o), Interval(0, max(o.facts[0].shape, default=1))),
+        Interval(0, o.facts[0].size),
     ],
-    "non_max_suppression": lambda o: Interval(-1, 1 << 30),
+    "non_max_suppression": lambda o: [
+        union_of(_filled(o), Interval(0, max(o.facts[1].shape))), Interval(0, o.facts[1].size)
+    ],
+    "keep_first": _padded,
 }  # fmt: skip

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -40,9 +40,19 @@ from cml_engine.formats.onnx.ranges import (
 )
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.block_weights import weight_blocks
-from cml_engine.ir.graph import NUMPY_DTYPE, Array, AttrValue, DType, Fact, Graph, can_be_shape
+from cml_engine.ir.graph import (
+    NUMPY_DTYPE,
+    Array,
+    AttrValue,
+    DType,
+    Fact,
+    Graph,
+    Node,
+    can_be_shape,
+)
 from cml_engine.ir.single_value import converted, distinct, filled
 from cml_engine.nnef.expansion.values import TensorRef
+from cml_engine.ops.declaration.registry import formula_of
 
 _KINDS = {"f": "scalar", "i": "integer", "u": "integer", "b": "logical"}
 _DTYPES: dict[str, DType] = {
@@ -135,8 +145,32 @@ class Value:
             return Value.known(converted(self.array, np.dtype(dtype)), self.name)
         return Value(np.dtype(dtype), self.shape, None, self.tensor)
 
+    @property
+    def counts(self) -> Mapping[int, Value]:
+        """The numbers of elements along the counted axes, by axis: integers computed at run time.
+
+        ``shape`` has the largest possible extent of a counted axis. What lies behind the counted
+        elements is undefined.
+        """
+        if self.array is not None or self.tensor is None:
+            return {}
+        return current_import().counts.get(self.tensor, {})
+
+    def counted(self, counts: Mapping[int, Value]) -> Value:
+        """Returns the value with these counted axes and no others."""
+        if not counts and not self.counts:
+            return self
+        emit = current_import()
+        tensor = emit.tensor(self)
+        if self.array is not None or emit.counts.get(tensor, counts) != counts:
+            tensor = emit.builder.node("copy", [tensor], f"{emit.base}_copy")
+        emit.counts[tensor] = counts
+        return Value(self.dtype, self.shape, None, tensor)
+
     def __str__(self) -> str:
-        return f"{self.dtype.name}[{','.join(map(str, self.shape))}]"
+        counts = self.counts
+        extents = [f"up to {n}" if a in counts else str(n) for a, n in enumerate(self.shape)]
+        return f"{self.dtype.name}[{','.join(extents)}]"
 
     # -- operators ------------------------------------------------------------------------------
 
@@ -550,6 +584,30 @@ def current_import() -> Emitter:
     return _CURRENT.get()
 
 
+class NnefCall(NamedTuple):
+    """A call of an NNEF operator of which an operand has a counted axis."""
+
+    op: str
+    inputs: Sequence[Value]
+    n_results: int
+    attrs: Mapping[str, Any]
+
+    def add(self, *inputs: Value, **attrs: object) -> list[Value]:
+        """Adds the operator as if no axis were counted, with some operands or attributes replaced.
+
+        Returns the results, which have no counted axes.
+        """
+        emit = current_import()
+        return emit.plain_node(self.op, inputs or self.inputs, self.n_results,
+                               {**self.attrs, **attrs})  # fmt: skip
+
+
+#: adds the operators of a call and returns its results with their counted axes
+CountedRule = Callable[[NnefCall], "list[Value]"]
+#: what each NNEF operator does along counted axes (counted_axes.py)
+COUNTED_RULES: dict[str, CountedRule] = {}
+
+
 class Emitter:
     """A graph under construction during an ONNX import.
 
@@ -563,8 +621,8 @@ class Emitter:
         self.intervals = Intervals(self.builder)
         self.base = "t"
         self._names: dict[str, str] = {}
-        self._counts: dict[str, Value] = {}
-        self._partial: dict[str, tuple[int, Value]] = {}
+        #: the numbers of elements along the counted axes of a tensor, by its name
+        self.counts: dict[str, Mapping[int, Value]] = {}
         #: variables by a name of the importer's own, and their values after a run
         self._variables: dict[str, Value] = {}
         self._updates: dict[str, Value] = {}
@@ -661,6 +719,23 @@ class Emitter:
         n_results: int,
         attrs: Mapping[str, Any],
     ) -> list[Value]:
+        """Adds an operator, and what it needs along the counted axes of its operands.
+
+        Returns the results. Raises an error if the operator has no rule for counted axes.
+        """
+        if not any(value.counts for value in inputs):
+            return self.plain_node(op, inputs, n_results, attrs)
+        rule = COUNTED_RULES.get(op)
+        if rule is None and formula_of(op) is not None:
+            rule = COUNTED_RULES["elementwise"]
+        if rule is None:
+            raise counted_error(*next((v, axis) for v in inputs for axis in v.counts))
+        return rule(NnefCall(op, inputs, n_results, attrs))
+
+    def plain_node(
+        self, op: str, inputs: Sequence[Value], n_results: int, attrs: Mapping[str, Any]
+    ) -> list[Value]:
+        """Adds an operator whose rules for counted axes the caller applies; returns its results."""
         names, mark = [self.tensor(value) for value in inputs], self.mark()
         output_names = self.builder.split_node(
             op, names, [f"{self.base}_{op}"] * n_results, **attrs
@@ -710,7 +785,22 @@ class Emitter:
         facts = {f"x{i}": self.builder.facts[name] for i, name in enumerate(names)}
         operands = [TensorRef(name, fact.dtype) for name, fact in facts.items()]
         graph = self._engine.expand(op, [operands] if many else operands, attrs, facts)
+        if any(value.counts for value in inputs):
+            return self._replayed(graph, inputs)
         return self._results(self.builder.splice(graph, names, self.base), inputs, mark)[0]
+
+    def _replayed(self, graph: Graph, inputs: Sequence[Value]) -> Value:
+        """Adds the nodes of an expanded operator one by one, each with its rule for counted axes.
+
+        Returns the first result.
+        """
+        values = dict(zip(graph.inputs, inputs, strict=True))
+        values |= {name: Value.known(array) for name, array in graph.constants.items()}
+        for node in graph.nodes:
+            operands = [values[name] for name in node.inputs]
+            results = self.node(node.op, operands, len(node.outputs), node.attrs)
+            values.update(zip(node.outputs, results, strict=True))
+        return values[graph.outputs[0]]
 
     # -- folding --------------------------------------------------------------------------------
 
@@ -758,7 +848,7 @@ class Emitter:
         Only operators that the outputs depend on count.
         """
         self.intervals.learn()
-        needed = {value.tensor for value in (*outputs.values(), *self._counts.values())}
+        needed = {value.tensor for value in outputs.values()}
         needed_nodes = []
         for node in reversed(self.builder.nodes):
             if not needed.isdisjoint(node.outputs):
@@ -785,28 +875,17 @@ class Emitter:
         if tensor not in self._names and tensor not in self.builder.inputs:
             self._names[tensor] = self.builder.name(clean(name) or "t")
 
-    def add_count(self, output: str, count: Value, result: Value, axis: int) -> None:
-        """Adds a graph output for ``count``, the number of valid elements of a node's ``output``.
+    def origin_of(self, count: Value) -> str:
+        """Returns the title of the node that determines a count: ``NonZero 'found'``."""
+        producers, name = self.producers(), count.tensor or ""
+        while name in producers and producers[name].op not in _COUNTING:
+            name = next((n for n in producers[name].inputs if n in producers), "")
+        source = producers[name].source if name else None
+        return source.file.rpartition(": ")[2] if source else "it is computed"
 
-        ``result`` has a fixed size; its first ``count`` elements along ``axis`` are valid.
-        """
-        self._counts[self.builder.name(clean(f"{output}_count") or "count")] = count
-        self._partial[self.tensor(result)] = axis, count
-
-    def valid_part(self, value: Value) -> tuple[int, Value] | None:
-        """Returns the axis along which only the first elements of a value are valid, and how many.
-
-        That number is computed at run time. Returns None if the whole value is valid.
-        """
-        if not self._partial or value.tensor is None:
-            return None
-        valid_parts = dict(self._partial)
-        for node in self.builder.nodes:
-            if node.op in _KEEP_AXES and node.inputs[0] in valid_parts:
-                axis, count = valid_parts[node.inputs[0]]
-                axis = node.attrs.axes.index(axis) if node.op == "transpose" else axis
-                valid_parts[node.outputs[0]] = axis, count
-        return valid_parts.get(value.tensor)
+    def producers(self) -> dict[str, Node]:
+        """Returns the node that computes each tensor so far, by the tensor's name."""
+        return {name: node for node in self.builder.nodes for name in node.outputs}
 
     def too_wide(
         self, message: str, tensors: Sequence[str | None], source: Source | None
@@ -818,7 +897,7 @@ class Emitter:
         return error
 
     def graph(self, name: str, outputs: Mapping[str, Value]) -> Graph:
-        """Returns the finished graph with the given outputs, by name, then the added counts.
+        """Returns the finished graph with the given outputs, by name, then the counts of theirs.
 
         Nodes and constants that no output needs are left out.
         """
@@ -829,8 +908,8 @@ class Emitter:
                     f"the output '{output}' is a {value}: make its tensors outputs (SequenceAt), "
                     "or one tensor of them (ConcatFromSequence)"
                 )
+        outputs = self._with_counts(outputs)
         self._check_integers(outputs)
-        outputs = {**outputs, **self._counts}
         updates = {variable: self.tensor(value) for variable, value in self._updates.items()}
         computed = {out for node in builder.nodes for out in node.outputs}
         output_names: dict[str, str] = {}
@@ -849,6 +928,35 @@ class Emitter:
         )
         return eliminate_dead_code(unpruned).with_(declarations=self.declarations)
 
+    def _with_counts(self, outputs: Mapping[str, Value]) -> dict[str, Value]:
+        """Returns the outputs, and for each counted axis of one the number of its elements.
+
+        What lies behind the elements of an output becomes 0.
+        """
+        ends, counts = dict(outputs), dict[str, Value]()
+        for output, value in outputs.items():
+            axes = value.counts
+            for axis, count in axes.items():
+                name = f"{output}_count" if len(axes) == 1 else f"{output}_count{axis}"
+                counts[self.builder.name(clean(name) or "count")] = count
+                attrs = {"axis": axis, "value": 0.0}
+                (kept,) = self.plain_node("keep_first", [value, count], 1, attrs)
+                value = kept.typed(value.dtype)
+            ends[output] = value
+        return ends | counts
+
+
+def counted_error(value: Value, axis: int, reason: str = "") -> UnsupportedOp:
+    """Returns the error for an operator that cannot take a counted axis of an operand."""
+    origin = current_import().origin_of(value.counts[axis])
+    reason = reason or "the operator is not defined for such an axis"
+    return UnsupportedOp(
+        f"along axis {axis} of its input {value} the number of elements is known only at run time "
+        f"({origin}), and {reason}: reduce or scatter the elements before it, compute with all of "
+        "them and a mask (Where), or end the model before it, where session.run gives the result "
+        "with its true length"
+    )
+
 
 def _advice(bounds: Interval) -> str:
     shown = f"from {bounds.low:,} to {bounds.high:,}" if bounds.within(INT64) else "of any size"
@@ -866,5 +974,5 @@ def _too_large_error(low: float, high: float, source: Source | None) -> TensorFi
     )
 
 
-#: operators that keep their operand's axes, possibly permuted
-_KEEP_AXES = ("transpose", "cast", "copy")
+#: operators whose results have as many elements as their operands' values say
+_COUNTING = ("nonzero", "non_max_suppression")

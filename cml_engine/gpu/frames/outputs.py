@@ -19,6 +19,7 @@ from cml_engine.gpu.memory.tensors import GpuTensor, from_words
 from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.program.memory import TENSOR_USAGE
 from cml_engine.gpu.timing.timestamp_ring import AGE
+from cml_engine.ir.counted import trimmed
 from cml_engine.ir.graph import Array
 
 if TYPE_CHECKING:
@@ -125,6 +126,7 @@ class Result(Readback):
             alignment=RESULT_ALIGNMENT,
         )
         self._finalizer = self.memory.free_with_owner(self)
+        self._counted = network.counted
         #: the run that produced them, once they are copied here
         self.run: JobRun | None = None
         #: the number of jobs that will read from it
@@ -182,6 +184,15 @@ class Result(Readback):
 
         Raises :attr:`error` if the readback failed.
         """
+        array = self._array(name)
+        if array is None or name not in self._counted:
+            return array
+        numbers = {n: self._array(n) for n in self._counted[name].values()}
+        return trimmed(
+            name, array, self._counted, {n: a for n, a in numbers.items() if a is not None}
+        )
+
+    def _array(self, name: str) -> Array | None:
         data = self.bytes_of(name)
         return None if data is None else from_words(data, self.place(name))
 

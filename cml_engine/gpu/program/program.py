@@ -35,6 +35,7 @@ from cml_engine.gpu.program.preparation import OnProgress, Preparation
 from cml_engine.gpu.program.prints import Prints
 from cml_engine.gpu.program.retained_values import RetainedValues
 from cml_engine.gpu.timing.frame_timer import PassTimer
+from cml_engine.ir.counted import CountedAxes
 from cml_engine.ir.graph import Array
 
 #: frames for which a prepared model is not evicted before its job begins
@@ -69,7 +70,10 @@ class GpuProgram:
         arena: str | None = None,
         constants: SharedConstants | None = None,
         on_progress: OnProgress | None = None,
+        counted: CountedAxes | None = None,
     ) -> None:
+        #: the axes of outputs whose number of elements is known only at run time
+        self.counted = counted or {}
         self.plan, self.gpu, self.name = plan, gpu, plan.name
         #: the constants shared with programs of this network at other shapes
         self.constants = SharedConstants(plan, gpu.memory) if constants is None else constants

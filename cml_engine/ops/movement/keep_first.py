@@ -30,6 +30,8 @@ def _infer(attrs: Attrs, x: Fact, count: Fact) -> Fact:
     check_axis(attrs.axis, x.rank)
     if count.size != 1:
         raise ShapeError(f"the count is {count}, wanted one integer")
+    if x.dtype == "integer" and not -(2**31) <= attrs.value < 2**31:
+        raise ShapeError(f"value {attrs.value} is no 32-bit integer, and the input is {x}")
     return x
 
 

@@ -35,6 +35,7 @@ from cml_engine.errors.arguments import (
     check_known_names,
     check_name_list,
 )
+from cml_engine.ir.counted import counted_axes
 from cml_engine.ir.graph import Array, Graph, Shapes
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.choice import NO_VARIANTS
@@ -376,6 +377,7 @@ def compile_graph(
         arena=arena,
         constants=first.constants if first else None,
         on_progress=on_progress,
+        counted=counted_axes(optimized),
     )
     return Compiled(graph, optimized, plan, program)
 

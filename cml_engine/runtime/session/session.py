@@ -25,6 +25,7 @@ from cml_engine.errors.arguments import (
     check_shapes,
     check_text,
 )
+from cml_engine.ir.counted import counted_axes, trimmed
 from cml_engine.ir.graph import Array, Fact, Graph, Slider
 from cml_engine.ir.textures import TextureInput, on_device
 from cml_engine.ops import load_families
@@ -142,6 +143,7 @@ class Session:
         #: the inputs that a host may omit or set to a number (``cml.load(..., sliders=)``)
         self.sliders: Mapping[str, Slider] = compiled.source.sliders
         self.graph: Graph = compiled.graph
+        self._counted = counted_axes(compiled.source)
         self.plan: Plan | None = compiled.plan
         self._program: Program = compiled.program
 
@@ -160,7 +162,7 @@ class Session:
 
     @property
     def outputs(self) -> dict[str, Fact]:
-        """The dtype and shape of every output, by name."""
+        """The dtype and shape of every output, by name; along a counted axis the largest extent."""
         return {name: self.graph.facts[name] for name in self.graph.outputs}
 
     @property
@@ -270,6 +272,7 @@ class Session:
     ) -> dict[str, Array]:
         """Runs the network and returns the outputs by name; blocks until they are computed.
 
+        An output whose number of elements is known only at run time comes with its true length.
         Intended for tools and tests: a game submits jobs to a :class:`scheduler.FrameScheduler`.
         Runs from several threads wait for each other. Inputs are arrays or, on a GPU, textures
         (:class:`TextureInput`) and ``gpu.tensor(...)``. A constant that the model's file declares
@@ -294,7 +297,13 @@ class Session:
         if names := self._optional(inputs):
             shapes = {name: as_array(name, inputs[name]).shape for name in names}
             return self.reshaped(shapes).run(inputs, watch=watch, before=before)
-        arrays = _take_inputs(self, inputs)
+        outputs = self._run(_take_inputs(self, inputs), watch, before)
+        return {name: trimmed(name, array, self._counted, outputs)
+                for name, array in outputs.items()}  # fmt: skip
+
+    def _run(
+        self, arrays: dict[str, Any], watch: Watch | None, before: Watch | None
+    ) -> dict[str, Array]:
         if watch is None and before is None:
             return self._program.run(arrays)
         if self.gpu is None:

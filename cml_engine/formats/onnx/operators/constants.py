@@ -7,6 +7,8 @@ from math import prod
 
 import numpy as np
 
+from cml_engine.formats.onnx.counted_axes import LARGEST, greatest, number_of, quotient, room
+from cml_engine.formats.onnx.counted_shapes import counted_by, elements
 from cml_engine.formats.onnx.op_schemas import OnnxCall, attribute, element_type, op
 from cml_engine.formats.onnx.tensors import OnnxTensor, element_dtype
 from cml_engine.formats.onnx.values import (
@@ -15,8 +17,10 @@ from cml_engine.formats.onnx.values import (
     allocate,
     checked_axis,
     concat,
-    current_import,
     unsupported_error,
+)
+from cml_engine.formats.onnx.values import (
+    constant as known_value,
 )
 from cml_engine.ir.graph import Array
 from cml_engine.ir.single_value import filled
@@ -54,32 +58,36 @@ def shape(call: OnnxCall, x: Value, *, start: int = 0, end: int = 0) -> Value:
         return index if name in call.node.attributes else default
 
     begin, end = clamped("start", start, 0), clamped("end", end, x.rank)
-    partial = current_import().valid_part(x)
-    if partial is not None and begin <= partial[0] < end:
+    if any(begin <= axis < end for axis in x.counts):
         extents = [Value.known(np.array([n], np.int64)) for n in x.shape]
-        extents[partial[0]] = partial[1]
+        for axis, count in x.counts.items():
+            extents[axis] = count
         return concat(extents[begin:end], 0).typed(np.int64)
     return Value.known(np.array(x.shape[begin:end], np.int64))
 
 
 @op("Size", "known")
 def size(x: Value) -> Value:
-    partial = current_import().valid_part(x)
-    if partial is not None:
-        n_other = prod([n for a, n in enumerate(x.shape) if a != partial[0]])
-        return (partial[1] * n_other).reshape([]).typed(np.int64)
+    total = number_of(x, range(x.rank))
+    if isinstance(total, Value):
+        return total.reshape([]).typed(np.int64)
     return Value.known(np.array(np.prod(x.shape, dtype=np.int64)))
 
 
 @op("ConstantOfShape", "known")
-def constant_of_shape(shape: list[int], *, value: OnnxTensor | None = None) -> Value:
+def constant_of_shape(shape: Value, *, value: OnnxTensor | None = None) -> Value:
     fill = np.zeros(1, np.float32) if value is None else value.values()
-    return Value.known(filled(fill.reshape(-1)[0], allocate(shape, fill.itemsize)))
+    extents = elements(shape, "the shape")
+    most = [room(n, LARGEST) for n in extents]
+    array = filled(fill.reshape(-1)[0], allocate(most, fill.itemsize))
+    return counted_by(Value.known(array), extents)
 
 
 @op("Range", "known")
-def arange(start: Array, limit: Array, step: Array, *, stash_type: int = 1) -> Value:
-    first, last, step_size = (array.reshape(()) for array in (start, limit, step))
+def arange(start: Array, limit: Value, step: Array, *, stash_type: int = 1) -> Value:
+    if limit.array is None:
+        return _counted_range(start, limit, step)
+    first, last, step_size = (array.reshape(()) for array in (start, limit.array, step))
     if step_size == 0:
         raise InvalidNode("a step of 0")
     count = max(0, int(np.ceil((last.astype(np.float64) - first) / step_size)))
@@ -87,6 +95,17 @@ def arange(start: Array, limit: Array, step: Array, *, stash_type: int = 1) -> V
     return Value.known(
         (first + np.arange(count).astype(first.dtype) * step_size).astype(first.dtype)
     )
+
+
+def _counted_range(start: Array, limit: Value, step: Array) -> Value:
+    """Returns integers up to a limit that is computed at run time, along a counted axis."""
+    first, step_size = int(start.reshape(())), int(step.reshape(()))
+    if limit.kind != "integer" or step_size < 1:
+        known_value(limit, "the limit")
+    (last,) = elements(limit, "the limit")
+    count = greatest(quotient(greatest(last - first, 0) + (step_size - 1), step_size), 0)
+    values = first + step_size * np.arange(room(count, LARGEST), dtype=np.int64)
+    return counted_by(Value.known(values.astype(start.dtype)), [count])
 
 
 @op("EyeLike", "known")

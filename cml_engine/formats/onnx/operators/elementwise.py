@@ -10,6 +10,7 @@ from inspect import signature
 
 import numpy as np
 
+from cml_engine.formats.onnx.counted_axes import masked
 from cml_engine.formats.onnx.op_schemas import MICROSOFT, ML, attribute, one_of, op
 from cml_engine.formats.onnx.ranges import INT32, INT64, Interval, of_array, of_dtype
 from cml_engine.formats.onnx.same_operators import (
@@ -580,6 +581,8 @@ def _log_softmax(x: Value, axes: list[int]) -> Value:
 
 def _hardmax(x: Value, axes: list[int]) -> Value:
     """Adds operators for Hardmax: 1 at the first maximum and 0 elsewhere."""
+    counts = x.counts
+    x = masked(x, axes, -math.inf)
     order = [*(a for a in range(x.rank) if a not in axes), *axes]
     transposed = x.transpose(order)
     flat = transposed.reshape(
@@ -588,7 +591,8 @@ def _hardmax(x: Value, axes: list[int]) -> Value:
     best_index = flat.argmax_reduce(axes=[flat.rank - 1])
     indices = np.arange(flat.shape[-1]).reshape([1] * (flat.rank - 1) + [-1])
     is_best = add_operator("int_eq", Value.known(indices), best_index)
-    return is_best.select(1.0, 0.0).reshape(transposed.shape).transpose(np.argsort(order).tolist())
+    y = is_best.select(1.0, 0.0).reshape(transposed.shape)
+    return y.transpose(np.argsort(order).tolist()).counted(counts)
 
 
 def _over_axes(name: str, nnef: str, function: Callable[[Value, list[int]], Value]) -> None:

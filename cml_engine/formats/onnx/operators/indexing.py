@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cml_engine.formats.onnx.op_schemas import ML, OnnxCall, at_least, one_of, op
+from cml_engine.formats.onnx.counted_axes import Extent, extent, masked, with_count
+from cml_engine.formats.onnx.counted_shapes import reshaped
+from cml_engine.formats.onnx.op_schemas import ML, at_least, one_of, op
 from cml_engine.formats.onnx.operators.elementwise import wrap
 from cml_engine.formats.onnx.ranges import INT32, Interval
 from cml_engine.formats.onnx.values import (
@@ -20,7 +22,7 @@ from cml_engine.formats.onnx.values import (
     checked_axis,
     checked_shape,
     concat,
-    current_import,
+    counted_error,
     interval_of,
     unsupported_error,
     zeros,
@@ -39,15 +41,16 @@ def _positive_indices(array: Array, extent: int) -> Array:
     return np.asarray(array % extent if extent else array, np.int64)
 
 
-def _wrap_indices(indices: Value, extents: list[int]) -> Value:
+def _wrap_indices(indices: Value, extents: Sequence[Extent]) -> Value:
     """Adds operators that make negative indices, which count from the end, positive.
 
     ``extents`` has one extent for all indices, or one per element of the last axis. Returns the
     indices.
     """
-    extent: Operand = extents[0] if len(extents) == 1 else Value.known(np.array(extents, np.int64))
     if interval_of(indices).low >= 0:
         return indices
+    sizes = [n if isinstance(n, Value) else Value.known(np.array([n])) for n in extents]
+    extent: Operand = concat(sizes, 0) if len(sizes) > 1 or indices.rank else sizes[0].reshape([])
     wrapped = indices + extent
     return indices.lt(0).select(wrapped, indices).typed(indices.dtype)
 
@@ -71,11 +74,14 @@ def _gather_fold(x: Array, indices: Array, axis: int) -> Array:
 @op("Gather", "gather; or slice, squeeze", fold=_gather_fold)
 def gather(x: Value, indices: Value, *, axis: int = 0) -> Value:
     axis = checked_axis(axis, x.rank)
-    extent = x.shape[axis]
     if indices.array is None:
-        indices = _valid(indices, [extent])
-        return x.gather(_wrap_indices(indices, [extent]), axis=axis)
-    positive = _positive_indices(indices.array, extent)
+        indices = _valid(indices, [x.shape[axis]])
+        return x.gather(_wrap_indices(indices, [extent(x, axis)]), axis=axis)
+    positive = _positive_indices(indices.array, x.shape[axis])
+    if axis in x.counts:
+        # an index behind the count finds 0
+        wrapped = _wrap_indices(indices, [extent(x, axis)])
+        return masked(x, [axis], 0.0).gather(wrapped.max(0), axis=axis)
     flat = positive.reshape(-1).tolist()
     if flat and positive.ndim <= 1 and flat == list(range(flat[0], flat[0] + len(flat))):
         part = x.slice(axis, flat[0], flat[0] + len(flat))
@@ -87,26 +93,39 @@ def gather(x: Value, indices: Value, *, axis: int = 0) -> Value:
 def array_feature_extractor(x: Value, indices: Value) -> Value:
     x = x.unsqueeze([0]) if x.rank == 1 else x
     indices = _valid(indices.reshape([indices.size]), [x.shape[-1]])
-    wrapped = _wrap_indices(indices, [x.shape[-1]])
+    wrapped = _wrap_indices(indices, [extent(x, x.rank - 1)])
     return x.gather(wrapped, axis=x.rank - 1)
 
 
 @op("GatherND", "gather_nd")
 def gather_nd(x: Value, indices: Value, *, batch_dims: int = at_least(0, 0)) -> Value:
     depth = indices.shape[-1]
-    extents = list(x.shape[batch_dims : batch_dims + depth])
-    indices = _wrap_indices(_valid(indices, extents), extents)
+    indexed = range(batch_dims, batch_dims + depth)
+    indices = _valid(indices, [x.shape[axis] for axis in indexed])
+    indices = _wrap_indices(indices, [extent(x, axis) for axis in indexed])
     if batch_dims:
         # prepend each element's batch indices to the given indices
         grid = np.indices(indices.shape[:-1])[:batch_dims]
         batch_indices = Value.known(np.moveaxis(grid, 0, -1).astype(np.int64))
+        batch_indices = batch_indices.counted(indices.counts)
         indices = concat([batch_indices, indices], indices.rank - 1)
     return x.gather_nd(indices)
 
 
 @op("GatherElements", "gather_elements")
 def gather_elements(x: Value, indices: Value, *, axis: int = 0) -> Value:
-    return x.gather_elements(indices, axis=checked_axis(axis, x.rank))
+    axis = checked_axis(axis, x.rank)
+    return x.gather_elements(_from_start(x, indices, [axis]), axis=axis)
+
+
+def _from_start(x: Value, indices: Value, axes: Sequence[int]) -> Value:
+    """Returns indices of which none is negative if an axis that they index is counted.
+
+    The operators count negative ones from the end of the largest extent.
+    """
+    if not any(axis in x.counts for axis in axes):
+        return indices
+    return _wrap_indices(indices, [extent(x, axis) for axis in axes])
 
 
 _REDUCTION = one_of("none", "add", "mul", "max", "min", since=16)
@@ -134,6 +153,7 @@ def scatter_elements(
 ) -> Value:
     axis = checked_axis(axis, x.rank)
     _check_reduction(x, reduction)
+    indices = _from_start(x, indices, [axis])
     y = x.scatter_elements(indices, updates, axis=axis, reduction=reduction)
     return _scattered(x, y, reduction)
 
@@ -141,6 +161,7 @@ def scatter_elements(
 @op("ScatterND", "scatter_nd")
 def scatter_nd(x: Value, indices: Value, updates: Value, *, reduction: str = _REDUCTION) -> Value:
     _check_reduction(x, reduction)
+    indices = _from_start(x, indices, range(indices.shape[-1]))
     return _scattered(x, x.scatter_nd(indices, updates, reduction=reduction), reduction)
 
 
@@ -187,12 +208,15 @@ def one_hot(indices: Value, depth: float, values: Value, *, axis: int = -1) -> V
     return is_class.select(on_value, off_value).typed(values.dtype)
 
 
-@op("Compress", "gather")
-def compress(x: Value, condition: Array, *, axis: int | None = None) -> Value:
-    selected = np.flatnonzero(condition)
+@op("Compress", "nonzero, gather")
+def compress(x: Value, condition: Value, *, axis: int | None = None) -> Value:
     if axis is None:
-        x, axis = x.reshape([x.size]), 0
+        x, axis = reshaped(x, [-1]), 0
     axis = checked_axis(axis, x.rank)
+    if condition.array is None:
+        condition = condition.slice(0, 0, min(condition.shape[0], x.shape[axis]))
+        return x.gather(_places(condition).squeeze([0]), axis=axis)
+    selected = np.flatnonzero(condition.array)
     if selected.size and selected[-1] >= x.shape[axis]:
         raise InvalidNode(f"a condition of {condition.shape[0]} for {x.shape[axis]} elements")
     if x.array is not None:
@@ -204,18 +228,21 @@ def compress(x: Value, condition: Array, *, axis: int | None = None) -> Value:
 
 
 @op("NonZero", "nonzero")
-def non_zero(call: OnnxCall, x: Value) -> Value:
+def non_zero(x: Value) -> Value:
     if x.array is not None:
         allocate([x.rank, x.array.size])
         return Value.known(np.array(np.nonzero(x.array), np.int64))
-    indices, count = add_operators("nonzero", 2, x, capacity=x.size)
-    current_import().add_count(call.node.outputs[0], count, indices, 1)
-    return indices.typed(np.int64)
+    return _places(x)
+
+
+def _places(x: Value) -> Value:
+    """Returns the indices of elements that are not 0, an axis in each row."""
+    indices, count = add_operators("nonzero", 2, x, capacity=x.size, fill=0)
+    return indices.typed(np.int64).counted({1: count})
 
 
 @op("NonMaxSuppression", "non_max_suppression")
 def non_max_suppression(
-    call: OnnxCall,
     boxes: Value,
     scores: Value,
     boxes_per_class: float = 0.0,
@@ -224,22 +251,18 @@ def non_max_suppression(
     *,
     center_point_box: bool = False,
 ) -> Value:
-    """Imports NonMaxSuppression; the result has the largest possible number of rows.
-
-    Rows after the last selected box are -1. The number of boxes is an extra output of the graph.
-    """
+    """Imports NonMaxSuppression, whose result has a counted axis."""
     if boxes_per_class < 1:
         return zeros((0, 3), np.int64)
     more = {} if score_threshold is None else {"score_threshold": score_threshold}
     selected, count = add_operators(
         "non_max_suppression", 2, boxes, scores, iou_threshold=iou_threshold,
         max_per_class=min(int(boxes_per_class), boxes.shape[1]),
-        center_point_box=center_point_box, **more,
+        center_point_box=center_point_box, fill=0, **more,
     )  # fmt: skip
     if count.array is not None:
         return selected.typed(np.int64).slice(0, 0, int(count.array[0]))
-    current_import().add_count(call.node.outputs[0], count, selected, 0)
-    return selected.typed(np.int64)
+    return selected.typed(np.int64).counted({0: count})
 
 
 #: the most comparisons of numbers: Unique compares every part with every other
@@ -248,61 +271,57 @@ _MAX_COMPARED = 1 << 22
 
 @op("Unique", "eq, lt, all_reduce, argmax_reduce, sum_reduce, gather, select")
 def unique(
-    call: OnnxCall,
     x: Value,
     *,
     axis: int | None = None,
     sorted: bool = True,
 ) -> list[Value]:
-    """Imports Unique: the distinct parts of a tensor, in results of the largest possible extent.
-
-    Entries after the last distinct part are -1. The number of distinct parts is an extra output
-    of the graph.
-    """
+    """Imports Unique: the distinct parts of a tensor, along a counted axis."""
     if x.array is not None:
         return _unique_of_known(x.array, axis, sorted)
+    x = reshaped(x, [-1]) if axis is None else x
     unique_axis = 0 if axis is None else checked_axis(axis, x.rank)
-    count = x.size if axis is None else x.shape[unique_axis]
+    count, n_parts = x.shape[unique_axis], extent(x, unique_axis)
+    for other in x.counts:
+        if other != unique_axis:
+            raise counted_error(x, other, "the parts that it compares have a number of their own")
+    x = masked(x, [unique_axis], 0.0)
     if x.kind == "logical" or not 0 < count * x.size <= _MAX_COMPARED:
         raise unsupported_error(f"Unique of {count:,} parts, {x.size:,} of {x.dtype} in all")
     order = [unique_axis, *(a for a in range(x.rank) if a != unique_axis)]
-    transposed = x if axis is None else x.transpose(order)
+    transposed = x.transpose(order)
     rows = transposed.reshape([count, x.size // count])
     are_equal, precedes = _compare_rows(rows)
     column = Value.known(np.arange(count).reshape(-1, 1))
     row = Value.known(np.arange(count).reshape(1, -1))
+    if isinstance(n_parts, Value):  # what lies behind the count is no part
+        are_equal, precedes = are_equal.and_(row.lt(n_parts)), precedes.and_(row.lt(n_parts))
     # the first of equal parts is kept; its rank is the number of kept parts before it
     equal_count = are_equal.select(1.0, 0.0)
     first = equal_count.argmax_reduce(axes=[1])
     is_first = first.eq(column).transpose([1, 0])
+    if isinstance(n_parts, Value):
+        is_first = is_first.and_(row.lt(n_parts))
     ones = is_first.select(1.0, 0.0)
     preceding_kept = (precedes if sorted else row.lt(first)).select(ones, 0.0)
     rank_of_part = preceding_kept.sum_reduce(axes=[1]).cast("integer")
     # the part at each rank
     is_at_rank = rank_of_part.transpose([1, 0]).eq(column).and_(is_first)
     part_at_rank = is_at_rank.select(1.0, 0.0).argmax_reduce(axes=[1])
-    has_part = is_at_rank.any_reduce(axes=[1])
-    n_distinct = ones.sum_reduce(axes=[0, 1]).cast("integer")
+    n_distinct = ones.sum_reduce(axes=[0, 1]).cast("integer").squeeze([1])
     flat = part_at_rank.squeeze([1])
-
-    def filled(value: Value) -> Value:
-        return has_part.select(value, -1 if value.kind == "integer" else -1.0)
-
-    values = filled(rows.gather(flat, axis=0)).reshape(transposed.shape)
-    if axis is None:
-        values = values.reshape([count])
-    else:
-        values = values.transpose(np.argsort(order).tolist())
-    counts = filled(equal_count.sum_reduce(axes=[1]).cast("integer").gather(flat, axis=0))
-    results = [
-        values.typed(x.dtype),
-        *(v.squeeze([1]) for v in (filled(part_at_rank), rank_of_part, counts)),
+    values = rows.gather(flat, axis=0).reshape(transposed.shape)
+    values = values.transpose(np.argsort(order).tolist()).typed(x.dtype)
+    counts = equal_count.sum_reduce(axes=[1]).cast("integer").gather(flat, axis=0)
+    index, inverse, counts = (
+        v.squeeze([1]).typed(np.int64) for v in (part_at_rank, rank_of_part, counts)
+    )
+    return [
+        with_count(values, unique_axis, n_distinct),
+        with_count(index, 0, n_distinct),
+        with_count(inverse, 0, n_parts),
+        with_count(counts, 0, n_distinct),
     ]
-    for i, valid_along in ((0, unique_axis), (1, 0), (3, 0)):
-        if call.wants(i):
-            n_valid = n_distinct.squeeze([1])
-            current_import().add_count(call.node.outputs[i], n_valid, results[i], valid_along)
-    return [results[0], *(v.typed(np.int64) for v in results[1:])]
 
 
 def _unique_of_known(x: Array, axis: int | None, is_sorted: bool) -> list[Value]:

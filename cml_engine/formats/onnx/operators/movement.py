@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.formats.onnx.counted_axes import extent, number_of
+from cml_engine.formats.onnx.counted_shapes import elements, expanded, padded, reshaped, sliced
 from cml_engine.formats.onnx.op_schemas import OnnxCall, at_least, attribute, one_of, op
 from cml_engine.formats.onnx.values import (
     InvalidNode,
@@ -18,7 +20,9 @@ from cml_engine.formats.onnx.values import (
     checked_shape,
     concat,
     constant,
+    counted_error,
     fragment,
+    ints,
     number,
     unsupported_error,
 )
@@ -51,7 +55,13 @@ def dropout(
 
 
 @op("Reshape", "reshape")
-def reshape(x: Value, shape: list[int], *, allowzero: bool = False) -> Value:
+def reshape(x: Value, shape: Value, *, allowzero: bool = False) -> Value:
+    if shape.array is None or x.counts:
+        return reshaped(x, elements(shape, "the shape"), copies_zero=not allowzero)
+    return _reshape(x, ints(shape, "the shape"), allowzero)
+
+
+def _reshape(x: Value, shape: list[int], allowzero: bool) -> Value:
     if not allowzero:
         if any(n == 0 and i >= x.rank for i, n in enumerate(shape)):
             raise InvalidNode(f"the shape {shape} copies an extent that {x} lacks")
@@ -70,8 +80,8 @@ def flatten(x: Value, *, axis: int = 1) -> Value:
     if not -x.rank <= axis <= x.rank:
         raise InvalidNode(f"axis {axis} of {x}")
     split_axis = axis if axis >= 0 else axis + x.rank
-    halves = [x.shape[:split_axis], x.shape[split_axis:]]
-    return x.reshape([prod(half) for half in halves])
+    halves = [range(split_axis), range(split_axis, x.rank)]
+    return reshaped(x, [number_of(x, half) for half in halves])
 
 
 @op("Squeeze", "squeeze")
@@ -95,8 +105,11 @@ def transpose(x: Value, *, perm: list[int] | None = None) -> Value:
 
 
 @op("Expand", "tile")
-def expand(x: Value, shape: list[int]) -> Value:
-    return x.expand(checked_shape(np.broadcast_shapes(x.shape, tuple(shape))))
+def expand(x: Value, shape: Value) -> Value:
+    if shape.array is None or x.counts:
+        return expanded(x, elements(shape, "the shape"))
+    known_shape = tuple(ints(shape, "the shape"))
+    return x.expand(checked_shape(np.broadcast_shapes(x.shape, known_shape)))
 
 
 @op("Tile", "tile")
@@ -124,6 +137,8 @@ def split(
     num_outputs: int | None = at_least(1, since=18),
 ) -> list[Value]:
     axis, sizes = checked_axis(axis, x.rank), split
+    if axis in x.counts:
+        raise counted_error(x, axis, "the parts of a split have fixed sizes")
     if sizes is None:
         count = num_outputs or len(call.node.outputs)
         current_budget().check_nodes(count, "the operator")
@@ -138,20 +153,25 @@ def split(
 @op("Slice", "slice")
 def slice_(
     x: Value,
-    starts: list[int] = attribute(until=9, required=True),
-    ends: list[int] = attribute(until=9, required=True),
+    starts: Value | list[int] = attribute(kind=int, many=True, until=9, required=True),
+    ends: Value | list[int] = attribute(kind=int, many=True, until=9, required=True),
     axes: list[int] | None = attribute(until=9),
     steps: list[int] | None = None,
 ) -> Value:
     """Imports Slice: negative indices count from the end, then all are clamped."""
-    axes = checked_axes(range(len(starts)) if axes is None else axes, x.rank)
+    first = starts if isinstance(starts, list) else elements(starts, "the starts")
+    last = ends if isinstance(ends, list) else elements(ends, "the ends")
+    axes = checked_axes(range(len(first)) if axes is None else axes, x.rank)
     steps = steps or [1] * len(axes)
-    if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
-        raise InvalidNode(f"starts {list(starts)}, ends {list(ends)}, steps {list(steps)}")
-    return x.take({
-        axis: _clamp_range(x.shape[axis], start, end, step)
-        for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)
-    })  # fmt: skip
+    if not len(first) == len(last) == len(axes) == len(steps) or 0 in steps:
+        raise InvalidNode(f"starts {list(first)}, ends {list(last)}, steps {list(steps)}")
+    ranges: dict[int, range] = {}
+    for axis, start, end, step in zip(axes, first, last, steps, strict=True):
+        if isinstance(start, Value) or isinstance(end, Value) or axis in x.counts:
+            x = sliced(x, axis, start, end, step)
+        else:
+            ranges[axis] = _clamp_range(x.shape[axis], start, end, step)
+    return x.take(ranges)
 
 
 def _clamp_range(extent: int, start: int, end: int, step: int) -> range:
@@ -235,6 +255,19 @@ def pad(
 
 def _padded(x: Value, padding: Sequence[tuple[int, int]], mode: str, value: float) -> Value:
     checked_shape([n + a + b for n, (a, b) in zip(x.shape, padding, strict=True)])
+    if not any(a or b for a, b in padding):
+        return x
+    for axis in x.counts:
+        before, after = padding[axis]
+        if min(before, after) < 0:
+            end = extent(x, axis) + min(after, 0)
+            x = sliced(x, axis, max(-before, 0), end)
+            padding = [
+                (max(a, 0), max(b, 0)) if i == axis else (a, b) for i, (a, b) in enumerate(padding)
+            ]
+        if mode != "constant":
+            x = padded(x, axis, *padding[axis], _BORDERS[mode])
+            padding = [pair if i != axis else (0, 0) for i, pair in enumerate(padding)]
     if not any(a or b for a, b in padding):
         return x
     if mode != "wrap" and x.kind == "scalar":

@@ -8,6 +8,15 @@ from math import inf, nan, prod
 
 import numpy as np
 
+from cml_engine.formats.onnx.counted_axes import (
+    extent,
+    least,
+    masked,
+    number_of,
+    room,
+    with_count,
+)
+from cml_engine.formats.onnx.counted_shapes import elements
 from cml_engine.formats.onnx.op_schemas import MICROSOFT, OnnxCall, at_least, attribute, op
 from cml_engine.formats.onnx.operators.elementwise import integer_division, integer_root, wrap
 from cml_engine.formats.onnx.ranges import EXACT, INT32, UINT32, of_dtype, sum_of
@@ -36,13 +45,15 @@ def integer_sum(x: Value, axes: list[int]) -> Value:
 
     They compute in floats if all sums are exact there, otherwise by an integer matrix product.
     """
+    x = masked(x, axes, 0.0)
     kept_axes = [axis for axis in range(x.rank) if axis not in axes]
     count = prod(x.shape[axis] for axis in axes)
     if sum_of(interval_of(x), count).within(EXACT):
         return x.scalar().sum_reduce(axes=axes).cast("integer")
     rows = x.transpose([*kept_axes, *axes]).reshape([-1, count])
     result_shape = [1 if axis in axes else n for axis, n in enumerate(x.shape)]
-    return rows.int_matmul(Value.known(np.ones((count, 1), np.int64))).reshape(result_shape)
+    y = rows.int_matmul(Value.known(np.ones((count, 1), np.int64)))
+    return y.reshape(result_shape).counted(x.counts)
 
 
 _LOW_BITS = 12
@@ -87,8 +98,9 @@ def _sum_of_squares(x: Value, axes: list[int]) -> Value:
 
 
 def _integer_mean(x: Value, axes: list[int]) -> Value:
+    count = number_of(x, axes)
     total = _wrapped(integer_sum(x, axes), x.dtype)
-    return total / prod(x.shape[axis] for axis in axes)
+    return total / (count if isinstance(count, int) else count.reshape([1] * x.rank))
 
 
 def _integer_norm(x: Value, axes: list[int]) -> Value:
@@ -102,6 +114,7 @@ def _wrapped(total: Value, dtype: DType) -> Value:
 
 def _integer_product(x: Value, axes: list[int]) -> Value:
     """Adds products of both halves of the elements until one is left; returns the result."""
+    x = masked(x, axes, 1.0)
     kept_axes = [axis for axis in range(x.rank) if axis not in axes]
     result_shape = [1 if axis in axes else n for axis, n in enumerate(x.shape)]
     y = x.transpose([*kept_axes, *axes]).reshape([-1, prod(x.shape[axis] for axis in axes)])
@@ -109,7 +122,7 @@ def _integer_product(x: Value, axes: list[int]) -> Value:
         half = count // 2
         products = y.slice(1, 0, half) * y.slice(1, half, 2 * half)
         y = concat([products, y.slice(1, 2 * half, count)], 1)
-    return y.reshape(result_shape)
+    return y.reshape(result_shape).counted(x.counts)
 
 
 # -- reductions ----------------------------------------------------------------------------------
@@ -275,10 +288,13 @@ def _declare_position(name: str, nnef: str, limit: Reduce, best: float) -> None:
         if x.kind == "integer" and not interval_of(x).within(EXACT):
             x = x.eq(limit(x, [axis])).select(best, 0.0)
         x = x.scalar()
-        extent = x.shape[axis]
+        extent, search = x.shape[axis], nnef
+        if select_last_index and axis in x.counts:
+            is_best = x.eq(_limit_of(nnef, x, axis))
+            x, search = masked(is_best.select(1.0, 0.0), [axis], -1.0), "argmax_reduce"
         if select_last_index:
             x = x.take({axis: range(extent - 1, -1, -1)})
-        y = add_operator(nnef, x, axes=[axis])
+        y = add_operator(search, x, axes=[axis])
         y = extent - 1 - y if select_last_index else y
         return (y if keepdims else y.squeeze([axis])).typed(np.int64)
 
@@ -287,20 +303,31 @@ _declare_position("ArgMax", "argmax_reduce", _MAX, 1.0)
 _declare_position("ArgMin", "argmin_reduce", _MIN, -1.0)
 
 
+def _limit_of(search: str, x: Value, axis: int) -> Value:
+    """Returns the largest number along an axis, or the smallest for ``argmin_reduce``."""
+    return x.max_reduce(axes=[axis]) if search == "argmax_reduce" else x.min_reduce(axes=[axis])
+
+
 # -- sorting and running sums --------------------------------------------------------------------
 
 
 @op("TopK", "top_k")
 def top_k(
     x: Value,
-    k: int = at_least(0, until=9, required=True),
+    k: Value | int = at_least(0, until=9, required=True),  # noqa: B008  # a declaration
     *,
     axis: int = -1,
     largest: bool = attribute(True, since=11),
     sorted: bool = attribute(True, since=11),
 ) -> list[Value]:
     axis = checked_axis(axis, x.rank)
-    values, indices = add_operators("top_k", 2, x.scalar(), k=k, axis=axis, largest=largest)
+    (count,) = [k] if isinstance(k, int) else elements(k, "k")
+    most = room(count, x.shape[axis]) if isinstance(count, Value) else count
+    results = add_operators("top_k", 2, x.scalar(), k=most, axis=axis, largest=largest)
+    if isinstance(count, Value):
+        count = least(count, extent(x, axis))
+        results = [with_count(y, axis, count) for y in results]
+    values, indices = results
     return [values.like(x), indices.typed(np.int64)]
 
 
@@ -311,12 +338,13 @@ _MAX_COLUMNS = 2048
 @op("CumSum", "cumsum; or int_matmul")
 def cumsum(x: Value, axis: int, *, exclusive: bool = False, reverse: bool = False) -> Value:
     axis = checked_axis(axis, x.rank)
-    count = x.shape[axis]
+    counts, count = x.counts, x.shape[axis]
+    x = masked(x, [axis], 0.0)
     is_short = x.kind == "integer" and 0 < count <= _MAX_COLUMNS
     if is_short and not sum_of(interval_of(x), count).within(EXACT):
-        return _integer_sums(x, axis, exclusive, reverse)
+        return _integer_sums(x, axis, exclusive, reverse).counted(counts)
     y = x.scalar().cumsum(axis=axis, exclusive=exclusive, reverse=reverse)
-    return y.like(x)
+    return y.like(x).counted(counts)
 
 
 @op("CumProd", "cumprod")
