@@ -84,10 +84,13 @@ def scalar(n: Extent) -> Extent:
 
 def with_count(x: Value, axis: int, count: Extent) -> Value:
     """Returns a value whose ``axis`` has ``count`` elements."""
-    rest = {a: n for a, n in x.counts.items() if a != axis}
-    if isinstance(count, int):
-        return x.counted(rest)
-    return x.counted({**rest, axis: count})
+    return x.counted(replaced(x.counts, axis, count))
+
+
+def replaced(counts: Counts, axis: int, count: Extent) -> Counts:
+    """Returns counts in which that of an axis is another one, or missing if it is known."""
+    rest = {a: n for a, n in counts.items() if a != axis}
+    return {**rest, axis: count} if isinstance(count, Value) else rest
 
 
 def positions(n: int) -> Value:
@@ -152,7 +155,7 @@ def fit(values: Sequence[Value], axes: Sequence[int]) -> list[Value]:
 def _plain_slice(x: Value, axis: int, end: int) -> Value:
     attrs = {"axes": [axis], "begin": [0], "end": [end]}
     (y,) = current_import().plain_node("slice", [x], 1, attrs)
-    return y.typed(x.dtype).counted(x.counts)
+    return y.typed(x.dtype).declare(x.counts)
 
 
 def shared(values: Sequence[Value], axes: Sequence[int]) -> tuple[list[Value], Value | None]:
@@ -196,12 +199,13 @@ def masked(x: Value, axes: Sequence[int], value: float) -> Value:
     These axes are no longer counted; others stay. A tensor without such an axis is unchanged.
     """
     counts = x.counts
-    for axis in axes:
-        if axis in counts:
-            attrs = {"axis": axis, "value": value}
-            (y,) = current_import().plain_node("keep_first", [x, counts[axis]], 1, attrs)
-            x = y.typed(x.dtype)
-    return x.counted({a: n for a, n in counts.items() if a not in axes})
+    if counts.keys().isdisjoint(axes):
+        return x
+    for axis in sorted(counts.keys() & set(axes)):
+        attrs = {"axis": axis, "value": value}
+        (y,) = current_import().plain_node("keep_first", [x, counts[axis]], 1, attrs)
+        x = y.typed(x.dtype)
+    return x.declare({a: n for a, n in counts.items() if a not in axes})
 
 
 def all_masked(x: Value, value: float) -> Value:
@@ -219,7 +223,7 @@ def take(x: Value, axis: int, index: Value, count: Extent) -> Value:
     index = index.max(0).min(x.shape[axis] - 1)
     attrs = {"axis": axis}
     (y,) = current_import().plain_node("gather", [x, index], 1, attrs)
-    return with_count(y.typed(x.dtype).counted(x.counts), axis, count)
+    return y.typed(x.dtype).declare(replaced(x.counts, axis, count))
 
 
 def reshaped_counts(x: Value, shape: Sequence[int], preferred: Sequence[int] = ()) -> Counts | None:

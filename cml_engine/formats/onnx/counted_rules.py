@@ -20,6 +20,7 @@ from cml_engine.formats.onnx.counted_axes import (
     number_of,
     positions,
     quotient,
+    replaced,
     reshaped_counts,
     shared,
     take,
@@ -51,7 +52,7 @@ def rule(*ops: str) -> Callable[[CountedRule], CountedRule]:
 
 
 def _results(values: Sequence[Value], counts: Counts) -> list[Value]:
-    return [value.counted(counts) for value in values]
+    return [value.declare(counts) for value in values]
 
 
 # -- elementwise ---------------------------------------------------------------------------------
@@ -107,7 +108,7 @@ def _reshape(call: NnefCall) -> list[Value]:
     if counts is None:
         reason = f"the shape {list(y.shape)} does not keep its elements together"
         raise counted_error(x, next(iter(x.counts)), reason)
-    return [y.counted(counts)]
+    return [y.declare(counts)]
 
 
 @rule("slice")
@@ -164,7 +165,7 @@ def _concat(call: NnefCall) -> list[Value]:
                         next(v for v in parts if other in v.counts), other, "another part has 1"
                     )
                 counts[other] = count
-    (y,) = [v.counted(counts) for v in call.add(*parts)]
+    (y,) = _results(call.add(*parts), counts)
     return [_compacted(y, axis, [v.shape[axis] for v in parts], [extent(v, axis) for v in parts])]
 
 
@@ -270,8 +271,8 @@ def _running(call: NnefCall) -> list[Value]:
 def _top_k(call: NnefCall) -> list[Value]:
     x, axis, k = call.inputs[0], call.attrs["axis"], call.attrs["k"]
     worst = -inf if call.attrs.get("largest", True) else inf
-    results = _results(call.add(masked(x, [axis], worst)), x.counts)
-    return [with_count(y, axis, least(extent(x, axis), k)) for y in results]
+    count = least(extent(x, axis), k)
+    return _results(call.add(masked(x, [axis], worst)), replaced(x.counts, axis, count))
 
 
 # -- products ------------------------------------------------------------------------------------

@@ -34,11 +34,14 @@ from cml_engine.formats.onnx.values import (
     current_import,
     interval_of,
     ints,
+    zeros,
 )
 from cml_engine.ir.graph import Node
 
 #: the bounds of an extent that is computed at run time
 _BOUNDED = Interval(-LARGEST, LARGEST)
+#: an index that lies behind the end of any axis
+_FAR = 1 << 30
 
 
 # -- extents that a model computes ---------------------------------------------------------------
@@ -147,6 +150,7 @@ def counted_by(x: Value, extents: Sequence[Extent]) -> Value:
 def sliced(x: Value, axis: int, start: Extent, end: Extent, step: int = 1) -> Value:
     """Returns a slice of one axis as ONNX defines it: negative numbers count from the end."""
     n, most = extent(x, axis), x.shape[axis]
+    start, end = (max(-_FAR, min(i, _FAR)) if isinstance(i, int) else i for i in (start, end))
     if isinstance(start, int) and start >= 0 and step > 0:
         count = quotient_up(greatest(_clamped_end(n, end) - start if start else
                                      _clamped_end(n, end), 0), step)  # fmt: skip
@@ -159,7 +163,7 @@ def sliced(x: Value, axis: int, start: Extent, end: Extent, step: int = 1) -> Va
         first = least(greatest(_from_end(n, start), 0), n)
         count = quotient_up(greatest(_difference(_clamped_end(n, end), first), 0), step)
     else:
-        first = least(_from_end(n, start), _difference(n, 1))
+        first = least(greatest(_from_end(n, start), 0), _difference(n, 1))
         last = greatest(_from_end(n, end), -1)
         count = quotient_up(greatest(_difference(first, last), 0), -step)
     length = room(count, -(-most // abs(step)))
@@ -180,7 +184,7 @@ def _difference(a: Extent, b: Extent) -> Extent:
 def _from_end(n: Extent, index: Extent) -> Extent:
     """Returns an index counted from the start; a negative one counts from the end."""
     if isinstance(index, int):
-        return index if index >= 0 else n + max(index, -(1 << 30))
+        return index if index >= 0 else n + index
     if interval_of(index).low >= 0:
         return index
     return index.lt(0).select(index + n, index).typed(np.int64)
@@ -204,6 +208,8 @@ def reshaped(x: Value, shape: Sequence[Extent], copies_zero: bool = True) -> Val
     if not any(isinstance(n, Value) for n in (*extents, *x.counts.values())):
         return x.reshape(rooms)
     allocate(rooms)
+    if x.size == 0:
+        return counted_by(zeros(rooms, x.dtype), extents)
     counted = [i for i, n in enumerate(extents) if isinstance(n, Value)]
     counts = reshaped_counts(x, rooms, counted) if prod(rooms) == x.size else None
     if counts is None or sorted(counts) != counted:

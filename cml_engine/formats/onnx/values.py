@@ -157,15 +157,21 @@ class Value:
         return current_import().counts.get(self.tensor, {})
 
     def counted(self, counts: Mapping[int, Value]) -> Value:
-        """Returns the value with these counted axes and no others."""
-        if not counts and not self.counts:
+        """Returns the value with these counted axes and no others.
+
+        That is a copy, because other nodes may read the tensor as it is.
+        """
+        if dict(counts) == dict(self.counts):
             return self
         emit = current_import()
-        tensor = emit.tensor(self)
-        if self.array is not None or emit.counts.get(tensor, counts) != counts:
-            tensor = emit.builder.node("copy", [tensor], f"{emit.base}_copy")
-        emit.counts[tensor] = counts
-        return Value(self.dtype, self.shape, None, tensor)
+        tensor = emit.builder.node("copy", [emit.tensor(self)], f"{emit.base}_copy")
+        return Value(self.dtype, self.shape, None, tensor).declare(counts)
+
+    def declare(self, counts: Mapping[int, Value]) -> Value:
+        """Sets the counted axes of a node's new result, which no node reads yet; returns it."""
+        if counts:
+            current_import().counts[self.tensor or ""] = counts
+        return self
 
     def __str__(self) -> str:
         counts = self.counts
@@ -273,7 +279,8 @@ class Value:
             return Value.known(array)
         if not all(ranges.values()):
             shape = [len(ranges[a]) if a in ranges else n for a, n in enumerate(self.shape)]
-            return zeros(shape, self.dtype)
+            kept_counts = {a: n for a, n in self.counts.items() if a not in ranges}
+            return zeros(shape, self.dtype).counted(kept_counts)
         bounds = [_slice_bounds(r, self.shape[axis]) for axis, r in ranges.items()]
         begin, end, stride = (list(column) for column in zip(*bounds, strict=True))
         steps = {} if all(s == 1 for s in stride) else {"stride": stride}

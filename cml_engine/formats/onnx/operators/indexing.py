@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cml_engine.formats.onnx.counted_axes import Extent, extent, masked, with_count
-from cml_engine.formats.onnx.counted_shapes import reshaped
+from cml_engine.formats.onnx.counted_shapes import reshaped, sliced
 from cml_engine.formats.onnx.op_schemas import ML, at_least, one_of, op
 from cml_engine.formats.onnx.operators.elementwise import wrap
 from cml_engine.formats.onnx.ranges import INT32, Interval
@@ -214,7 +214,7 @@ def compress(x: Value, condition: Value, *, axis: int | None = None) -> Value:
         x, axis = reshaped(x, [-1]), 0
     axis = checked_axis(axis, x.rank)
     if condition.array is None:
-        condition = condition.slice(0, 0, min(condition.shape[0], x.shape[axis]))
+        condition = sliced(reshaped(condition, [-1]), 0, 0, extent(x, axis))
         return x.gather(_places(condition).squeeze([0]), axis=axis)
     selected = np.flatnonzero(condition.array)
     if selected.size and selected[-1] >= x.shape[axis]:
@@ -238,7 +238,7 @@ def non_zero(x: Value) -> Value:
 def _places(x: Value) -> Value:
     """Returns the indices of elements that are not 0, an axis in each row."""
     indices, count = add_operators("nonzero", 2, x, capacity=x.size, fill=0)
-    return indices.typed(np.int64).counted({1: count})
+    return indices.typed(np.int64).declare({1: count})
 
 
 @op("NonMaxSuppression", "non_max_suppression")
@@ -262,7 +262,7 @@ def non_max_suppression(
     )  # fmt: skip
     if count.array is not None:
         return selected.typed(np.int64).slice(0, 0, int(count.array[0]))
-    return selected.typed(np.int64).counted({0: count})
+    return selected.typed(np.int64).declare({0: count})
 
 
 #: the most comparisons of numbers: Unique compares every part with every other

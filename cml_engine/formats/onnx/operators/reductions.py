@@ -250,7 +250,9 @@ def _declare_reduction(reduction: _Reduction) -> None:
     ) -> Value:
         axes = _checked(x, x.rank, axes, noop_with_empty_axes, reduction)
         if 0 in x.shape:
-            return Value.known(_empty(x.shape, x.dtype, axes, keepdims, reduction))
+            empty = Value.known(_empty(x.shape, x.dtype, axes, True, reduction))
+            y = empty.counted({axis: n for axis, n in x.counts.items() if axis not in axes})
+            return y if keepdims else y.squeeze(axes)
         if not axes and reduction.name in _SAME:
             return x
         if not axes:  # reduce an appended axis of extent 1
