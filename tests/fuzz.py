@@ -6,15 +6,17 @@
     python -m tests.fuzz --integer --cases 200  # integer networks
     python -m tests.fuzz --hardware   # kernels that hardware with the limits of WebGPU takes
     python -m tests.fuzz --strangers --minutes 20   # damaged files: fixtures/strangers.py
+    python -m tests.fuzz --counted --minutes 5   # selections in ONNX: fixtures/counted_models.py
 
 A case is a graph of a dozen operators (fixtures/fuzz_graphs.py), its inputs and the disabled
-passes. The reference is the unoptimized graph, node by node in NumPy. NumPy and the GPU after the
-passes are compared with it, and so is the graph after it was written and loaded, as ONNX with its
-nodes in several orders. Every node on the
-GPU is compared with NumPy on the GPU's own inputs, in 32 and in 16 bits. These runs must be
-bit-identical: the whole run, any partition of its workgroups, a run without reuse of memory, and
-one whose larger tensors are bound in parts. The accepted rounding error is measured: the reference
-runs again with every result moved by the tolerance that its operator declares.
+passes. Every fifth graph is an ONNX model that computes with selections, if ``onnx`` is installed
+(fixtures/counted_models.py); with ``--counted`` ONNX Runtime answers these models. The reference is
+the unoptimized graph, node by node in NumPy. NumPy and the GPU after the passes are compared with
+it, and so is the graph after it was written and loaded, as ONNX with its nodes in several orders.
+Every node on the GPU is compared with NumPy on the GPU's own inputs, in 32 and in 16 bits. These
+runs must be bit-identical: the whole run, any partition of its workgroups, a run without reuse of
+memory, and one whose larger tensors are bound in parts. The accepted rounding error is measured:
+the reference runs again with every result moved by the tolerance that its operator declares.
 
 Integer networks (fixtures/integer/random_networks.py) must be bit-identical to the reference: from
 a session, from a file, cooked, in slices, in parts, and tensor by tensor.
@@ -246,7 +248,9 @@ class FuzzBench:
         return cml.Session(self.case.graph, backend, self.options())
 
     def runs(self, session: cml.Session) -> list[Values]:
-        return [session.run(self.case.inputs) for _ in self.right.values]
+        """Returns the outputs of each run; those with a counted axis have their largest extent."""
+        given = session.check_inputs(self.case.inputs)
+        return [session.program.run(given) for _ in self.right.values]
 
 
 def _on_cpu(bench: FuzzBench) -> str:
@@ -325,7 +329,7 @@ def _in_parts(bench: FuzzBench) -> str:
     """Returns "" if binding the larger tensors in parts keeps all bits, else the problem."""
     session = bench.session(bench.gpu)
     assert session.plan is not None
-    expected = session.run(bench.case.inputs)
+    expected = session.program.run(bench.case.inputs)
     largest = max((b.nbytes for step in session.plan.steps for b in step.bindings), default=0)
     limits = replace(bench.gpu.limits, max_binding_bytes=max(largest // 3, 256))
     device: Any = SimpleNamespace(limits=limits, name=bench.gpu.name)
@@ -476,13 +480,25 @@ def drawn(
 ) -> tuple[FuzzCase, frozenset[str]]:
     """Returns a random case and the names of up to three passes to disable.
 
-    The seed and the number determine both. Every fourth case has odd input values.
+    The seed and the number determine both. Every fourth case has odd input values, and every
+    fifth one computes with selections.
     """
     rng = np.random.default_rng([seed, number])
     odd = number % 4 == 3
-    case = (random_integer_case if integer else random_case)(rng, nodes, odd)
+    counted = None if integer or number % 5 != 4 else _counted_case(1000 * seed + number)
+    case = counted or (random_integer_case if integer else random_case)(rng, nodes, odd)
     left_out = rng.choice(len(PASSES), int(rng.integers(0, 4)), replace=False)
     return case, frozenset(PASSES[i] for i in left_out)
+
+
+def _counted_case(seed: int) -> FuzzCase | None:
+    """Returns the graph of an ONNX model that computes with selections; None without ``onnx``."""
+    if find_spec("onnx") is None or find_spec("onnxruntime") is None:
+        return None
+    from tests.fixtures.counted_models import random_counted_model
+
+    data, inputs = random_counted_model(seed)
+    return FuzzCase(cml.load(data), inputs)
 
 
 def failures_of(
@@ -517,6 +533,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--checks", nargs="+", metavar="NAME", help="only these of the checks")
     parser.add_argument("--integer", action="store_true", help="integer networks instead")
     parser.add_argument("--hardware", action="store_true", help="plan as for hardware")
+    parser.add_argument("--counted", action="store_true", help="selections, and ONNX Runtime")
     parser.add_argument("--strangers", action="store_true", help="damaged files, and all readers")
     parser.add_argument(
         "--readers", nargs="+", choices=strangers.READERS, default=strangers.READERS, metavar="NAME"
@@ -528,11 +545,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if gpu is not None and a.hardware:
             gpu.limits = Limits()
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        run = partial(_of_graphs, a, gpu, folder)
+        run = partial(_of_counted, gpu) if a.counted else partial(_of_graphs, a, gpu, folder)
         if a.strangers:
             run = strangers.checked(a.seed, stack, a.keep, a.readers)
         numbers = range(a.first, a.first + a.cases) if a.cases else count(a.first)
         return run_cases(map(run, numbers), math.inf if a.cases else a.minutes)
+
+
+def _of_counted(gpu: Any, number: int) -> Sequence[Outcome]:
+    """Compares a random model of selections on each backend with ONNX Runtime."""
+    from tests.fixtures.counted_models import NO_ANSWER, check_counted_model
+
+    backends = ["cpu", *([] if gpu is None else [gpu])]
+    said = [check_counted_model(number, backend) for backend in backends]
+    if said[0] == NO_ANSWER:
+        return [(NO_ANSWER, "")]
+    ends = [(FAILS, f"case {number}: {problem}") for problem in said if problem]
+    return ends or [("agree", "")]
 
 
 def _of_graphs(a: argparse.Namespace, gpu: Any, work: Path, number: int) -> Sequence[Outcome]:

@@ -7,8 +7,8 @@ from math import prod
 
 import numpy as np
 
-from cml_engine.formats.onnx.counted_axes import LARGEST, greatest, number_of, quotient, room
-from cml_engine.formats.onnx.counted_shapes import counted_by, elements
+from cml_engine.formats.onnx.counted_axes import LARGEST, greatest, number_of, room
+from cml_engine.formats.onnx.counted_shapes import counted_by, elements, quotient_up
 from cml_engine.formats.onnx.op_schemas import OnnxCall, attribute, element_type, op
 from cml_engine.formats.onnx.tensors import OnnxTensor, element_dtype
 from cml_engine.formats.onnx.values import (
@@ -103,7 +103,8 @@ def _counted_range(start: Array, limit: Value, step: Array) -> Value:
     if limit.kind != "integer" or step_size < 1:
         known_value(limit, "the limit")
     (last,) = elements(limit, "the limit")
-    count = greatest(quotient(greatest(last - first, 0) + (step_size - 1), step_size), 0)
+    span = greatest(last - first if first else last, 0)
+    count = quotient_up(span, step_size)
     values = first + step_size * np.arange(room(count, LARGEST), dtype=np.int64)
     return counted_by(Value.known(values.astype(start.dtype)), [count])
 
