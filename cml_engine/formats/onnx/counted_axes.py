@@ -102,6 +102,8 @@ def positions(n: int) -> Value:
 
 #: operators that keep an integer's value
 _RENAMES = ("copy", "reshape", "squeeze", "unsqueeze")
+#: operators that add their second operand, and its sign
+_SUMS = {"int_add": 1, "int_sub": -1}
 
 
 def is_same(a: Value, b: Value) -> bool:
@@ -110,15 +112,24 @@ def is_same(a: Value, b: Value) -> bool:
     facts, constants = current_import().builder.facts, current_import().builder.constants
     known: dict[tuple[str, str], bool] = {}
 
-    def root(name: str) -> str:
+    def root(name: str) -> tuple[str, int]:
+        """Returns the tensor to which renames and constants lead, and the sum of the constants."""
+        offset = 0
         node = producers.get(name)
-        while node is not None and node.op in _RENAMES and facts[name].size == 1:
+        while node is not None and facts[name].size == 1:
+            added = constants.get(node.inputs[-1]) if node.op in _SUMS else None
+            if added is not None and added.size == 1:
+                offset += _SUMS[node.op] * int(added.reshape(-1)[0])
+            elif node.op not in _RENAMES:
+                break
             name = node.inputs[0]
             node = producers.get(name)
-        return name
+        return name, offset
 
     def same(x: str, y: str, depth: int) -> bool:
-        x, y = root(x), root(y)
+        (x, offset), (y, other_offset) = root(x), root(y)
+        if offset != other_offset:
+            return False
         if x == y:
             return True
         if (x, y) not in known:
@@ -134,7 +145,8 @@ def is_same(a: Value, b: Value) -> bool:
         first, second = producers.get(x), producers.get(y)
         return (
             first is not None and second is not None and first.op == second.op
-            and repr(first.attrs) == repr(second.attrs) and facts[x] == facts[y]
+            and first.op not in current_import().declarations
+            and first.attrs == second.attrs and facts[x] == facts[y]
             and first.outputs.index(x) == second.outputs.index(y)
             and len(first.inputs) == len(second.inputs)
             and all(same(*p, depth + 1) for p in zip(first.inputs, second.inputs, strict=True))

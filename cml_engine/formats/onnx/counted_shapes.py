@@ -184,7 +184,7 @@ def _difference(a: Extent, b: Extent) -> Extent:
 def _from_end(n: Extent, index: Extent) -> Extent:
     """Returns an index counted from the start; a negative one counts from the end."""
     if isinstance(index, int):
-        return index if index >= 0 else n + index
+        return index if index >= 0 else n - -index
     if interval_of(index).low >= 0:
         return index
     return index.lt(0).select(index + n, index).typed(np.int64)
@@ -192,7 +192,8 @@ def _from_end(n: Extent, index: Extent) -> Extent:
 
 def _clamped_end(n: Extent, end: Extent) -> Extent:
     """Returns the end of a slice, one past its last element."""
-    return least(_from_end(n, end), n)
+    is_inside = isinstance(end, int) and end < 0
+    return _from_end(n, end) if is_inside else least(_from_end(n, end), n)
 
 
 def reshaped(x: Value, shape: Sequence[Extent], copies_zero: bool = True) -> Value:

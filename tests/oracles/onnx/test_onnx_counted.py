@@ -23,7 +23,11 @@ from cml_engine.errors import UnsupportedOp  # noqa: E402
 from cml_engine.formats.onnx.counted_statements import STATEMENTS  # noqa: E402
 from cml_engine.formats.onnx.op_schemas import all_schemas  # noqa: E402
 from scheduler import FrameScheduler  # noqa: E402
-from tests.fixtures.counted_models import NO_ANSWER, check_counted_model, different_outputs  # noqa: E402
+from tests.fixtures.counted_models import (  # noqa: E402
+    NO_ANSWER,
+    check_counted_model,
+    different_outputs,
+)
 from tests.fixtures.onnx_models import Array, load, model, run  # noqa: E402
 from tests.onnx_nodes import run_onnx  # noqa: E402
 
@@ -116,6 +120,28 @@ OF_ELEMENTS = {
     "sum of integers": ("a = Cast(v, to=7); y = ReduceSum(a, keepdims=0)", "int64"),
     "mean of integers": ("a = Cast(v, to=7); y = ReduceMean(a, keepdims=0)", "int64"),
     "cumsum of integers": ("a = Cast(v, to=7); y = CumSum(a, zero)", "int64"),
+    "variance": ("s = Shape(v); n = ReduceProd(s, keepdims=0); c = Cast(n, to=1); "
+                 "a = ReduceMean(v); d = Sub(v, a); e = Mul(d, d); "
+                 "r = ReduceSum(e, keepdims=0); y = Div(r, c)",
+                 "float32"),
+    "differences": ("a = Slice(v, one, far); b = Slice(v, first, minus); y = Sub(a, b)", "float32"),
+    "range from 1": ("s = Shape(v); n = Gather(s, zero); e = Add(n, unity); "
+                     "r = Range(unity, e, unity); a = Cast(r, to=1); y = Add(a, v)", "float32"),
+    "rest behind the count": ("n = Shape(v); y = Slice(x, n, far)", "float32"),
+    "all but the last": ("n = Shape(v); e = Sub(n, one); y = Slice(v, first, e)", "float32"),
+    "expanded rows": ("n = Shape(v); s = Concat(thrice, n, axis=0); e = Equal(s, minus); "
+                      "o = ConstantOfShape(ranks); "
+                      "f = Cast(o, to=7); g = Where(e, f, s); y = Expand(v, g)", "float32"),
+    "at most three": ("n = Shape(v); k = Min(n, thrice); y, p = TopK(v, k, axis=0)", "float32"),
+    "two selections": ("m2 = Less(x, z); i2 = NonZero(m2); t2 = Transpose(i2); "
+                       "v2 = GatherND(x, t2); y = Concat(v, v2, v, axis=0)", "float32"),
+    "pairs of two selections": (
+        "m2 = Less(x, z); i2 = NonZero(m2); t2 = Transpose(i2); v2 = GatherND(x, t2); "
+        "a = Unsqueeze(v, one); b = Unsqueeze(v2, first); c = Mul(a, b); y = Reshape(c, minus)",
+        "float32"),
+    "histogram": ("j = Squeeze(t, one); b = Mod(j, to); "
+                  "y = ScatterElements(bins, b, v, axis=0, reduction='add')", "float32"),
+    "embedding": ("j = Cast(v, to=7); k = Mod(j, to); y = Gather(w, k)", "float32"),
     # assignments under a mask
     "y[m] *= 2": ("a = Add(v, v); y = ScatterND(x, t, a)", "float32"),
     "y[m] = w[m]": ("a = Exp(x); b = GatherND(a, t); y = ScatterND(x, t, b)", "float32"),
@@ -131,6 +157,9 @@ OF_ELEMENTS = {
     "y[m] = value": ("s = Shape(t); n = Gather(s, first); u = Expand(half, n); "
                      "y = ScatterND(x, t, u)", "float32"),
     "y[m] += value": ("y = ScatterND(x, t, v, reduction='add')", "float32"),
+    "index_put": ("j = Squeeze(t, one); a = Add(v, v); u = Unsqueeze(j, minus); b = Shape(j); "
+                  "s = Shape(x); c = Slice(s, one, far); d = Concat(b, c, axis=0); "
+                  "e = Reshape(a, d); y = ScatterND(x, u, e)", "float32"),
     "scatter into a count of zeros": ("n = Shape(v); a = ConstantOfShape(n); "
                                       "y = ScatterElements(a, one, half1, axis=0)", "float32"),
 }  # fmt: skip
@@ -165,13 +194,41 @@ OF_ROWS = {
     "concat of rows": ("y = Concat(v, x, v, axis=0)", "float32"),
     "pad of rows": ("y = Pad(v, edges)", "float32"),
     "rows back": ("a = Neg(v); b = Unsqueeze(f, one); y = ScatterND(x, b, a)", "float32"),
+    "masked_scatter of rows": (
+        "a = Neg(v); b = Unsqueeze(m, one); s = Shape(x); e = Expand(b, s); i2 = NonZero(e); "
+        "t2 = Transpose(i2); d = Reshape(a, minus); s2 = Shape(t2); n = Gather(s2, first); "
+        "u = Slice(d, first, n, first); y = ScatterND(x, t2, u)", "float32"),
+    "pairwise distances": ("a = Unsqueeze(v, one); b = Unsqueeze(v, first); d = Sub(a, b); "
+                           "y = ReduceL2(d, minus, keepdims=0)", "float32"),
+    "nearest row": ("a = Unsqueeze(v, one); b = Unsqueeze(x, first); d = Sub(a, b); "
+                    "e = ReduceL2(d, minus, keepdims=0); y = ArgMin(e, axis=1, keepdims=0)",
+                    "int64"),
+    "normalized rows": ("a = ReduceL2(v, one); b = Clip(a, half); s = Shape(v); "
+                        "d = Expand(b, s); y = Div(v, d)", "float32"),
+    "heads": ("s = Shape(v); n = Gather(s, first); h = Concat(n, thrice, one, axis=0); "
+              "a = Reshape(v, h); q = Transpose(a, perm=[1, 0, 2]); "
+              "k = Transpose(a, perm=[1, 2, 0]); b = MatMul(q, k); p = Softmax(b, axis=2); "
+              "o = MatMul(p, q); "
+              "r = Transpose(o, perm=[1, 0, 2]); g = Concat(n, minus, axis=0); y = Reshape(r, g)",
+              "float32"),
+    "flattened columns": ("a = Transpose(v); y = Reshape(a, minus)", "float32"),
+    "columns, viewed": ("a = Transpose(v); y = Reshape(a, wide)", "float32"),
+    "parts of columns": ("a, b, d = Split(v, axis=1, num_outputs=3); y = Mul(b, a)", "float32"),
+    "pooled rows": ("a = Unsqueeze(v, one); b = MaxPool(a, kernel_shape=[2]); "
+                    "y = ReduceMean(b, keepdims=0)", "float32"),
     "one hot": ("a = ArgMax(v, axis=1, keepdims=0); y = OneHot(a, thrice, values)", "float32"),
     "shape": ("y = Shape(v)", "int64"),
     "einsum": ("y = Einsum(v, v, equation='nc,nd->cd')", "float32"),
     "einsum of rows": ("y = Einsum(v, w, equation='nc,cd->nd')", "float32"),
     "convolution of rows": ("a = Unsqueeze(v, one); y = Conv(a, kernel)", "float32"),
 }  # fmt: skip
-KNOWN |= {"half1": np.float32([0.5]), "kernel": np.float32([[[1, -1]]])}
+KNOWN |= {
+    "ranks": np.int64([2]),
+    "bins": np.float32([0, 0]),
+    "wide": np.int64([3, -1]),
+    "half1": np.float32([0.5]),
+    "kernel": np.float32([[[1, -1]]]),
+}
 
 
 def _case(select: str, nodes: str, dtype: str, x: Array) -> bytes:

@@ -581,6 +581,8 @@ def _log_softmax(x: Value, axes: list[int]) -> Value:
 
 def _hardmax(x: Value, axes: list[int]) -> Value:
     """Adds operators for Hardmax: 1 at the first maximum and 0 elsewhere."""
+    if 0 in x.shape:
+        return x
     counts = x.counts
     x = masked(x, axes, -math.inf)
     order = [*(a for a in range(x.rank) if a not in axes), *axes]
