@@ -242,7 +242,9 @@ class NetworkProducer:
         if session is None or batch == 1:
             for row, inputs in pending:
                 for name, value in self.session.run(inputs, watch=watch).items():
-                    results[name][row] = value
+                    # an output with a counted axis is shorter; its number is an output too
+                    filled = tuple(slice(n) for n in value.shape)
+                    results[name][row : row + 1][(slice(None), *filled)] = value
             return
         batched = {n: np.concatenate([inputs[n] for _, inputs in pending]) for n in session.inputs}
         for name, values in session.run(batched, watch=watch).items():

@@ -58,6 +58,14 @@ graph two(a, b) -> (sum, big)
     big = gt(a, b);
 }
 """
+PLACES = """version 1.0;
+graph places(x) -> (found, count)
+{
+    x = external<scalar>(shape = [1, 4]);
+    places, count = nonzero(x, capacity = 4);
+    found = keep_first(places, count, axis = 1);
+}
+"""
 COUNTER = """version 1.0;
 graph counter(x) -> (y)
 {
@@ -231,6 +239,16 @@ def test_pictures_and_several_inputs_and_zarr_chunks(mapped, net, tmp_path, rng)
     got = zarr.open(tmp_path / "z.zarr")["out"]
     assert_array_equal(got[5], expected(net, [chunk])[0]["out"])
     assert got.shape[0] == 6
+
+
+def test_an_output_with_a_counted_axis_has_its_largest_extent(mapped, tmp_path):
+    """What lies behind the elements is 0, and another array has their number."""
+    for name, x in (("a", [0, 2, 0, 5]), ("b", [0, 0, 0, 0])):
+        np.savez(tmp_path / f"{name}.npz", x=np.float32([x]))
+    mapped(write_model(tmp_path / "places.nnef", PLACES), "*.npz", "n.zarr")
+    group = zarr.open(tmp_path / "n.zarr")
+    assert group["count"][...].reshape(-1).tolist() == [2, 0]
+    assert group["found"][:, 1].tolist() == [[1, 3, 0, 0], [0, 0, 0, 0]]
 
 
 def test_inputs_are_batched_only_if_bit_identical(net, monkeypatch) -> None:

@@ -22,6 +22,7 @@ from tests.fixtures.cooked import (
     few_bits_model,
     put,
     sections,
+    selected_model,
     small_inputs,
     small_model,
     with_code,
@@ -145,6 +146,17 @@ def test_any_slices_give_the_same_bits(program, folder, gpu, name):
     found = play_in_slices(program, file, inputs, expected, ("2", "1e9"))
     assert found.frames[0] > found.frames[1]
     assert found.same_slices and found.off < 2e-5
+
+
+def test_an_output_with_a_counted_axis_comes_with_its_number(program, folder, gpu):
+    """Its shape is the largest one, with 0 behind the elements."""
+    x = np.float32([[3, -1, 2, 0, -7, 5, -2]])
+    expected = cml.Session(selected_model(), gpu).run({"x": x})
+    assert expected["found"].tolist() == [[3, 2, 5]]
+    file = written(folder, "selected", selected_model())
+    played = play(program, file, {"x": x}, types(expected))
+    assert played.outputs["found"].tolist() == [3, 2, 5, 0, 0, 0, 0]
+    assert played.outputs["count"].tolist() == [3]
 
 
 @pytest.mark.parametrize(("bits", "share"), [(8, 0.5), (4, 0.35)])

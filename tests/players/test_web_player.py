@@ -22,6 +22,7 @@ from tests.fixtures.cooked import (
     counter,
     few_bits_model,
     put,
+    selected_model,
     with_wgsl,
 )
 from tests.fixtures.hostile_wgsl import kernel
@@ -110,6 +111,7 @@ def test_web_player_agrees_with_python(terrain, tmp_path, gpu):
     """A float network agrees with Python within 1e-4, and integer networks exactly; the kernels of
     one multiply bytes (``dot4I8Packed``) and are in the file as WGSL only.
 
+    An output with a counted axis has 0 behind its elements.
     Any slices are bit-identical to a whole run, also of networks with weights in few bits.
     """
     device = "software" if gpu.limits.software else "portable"
@@ -120,6 +122,7 @@ def test_web_player_agrees_with_python(terrain, tmp_path, gpu):
     files = {
         "exact": cook(NETWORKS["integer-population"](), [device]),
         "bytes": integers,
+        "selected": cook(selected_model(), [device]),
         **{f"bits {bits}": cook(few_bits_model(bits)[0], ["portable"]) for bits in (8, 4)},
     }
     for name, data in files.items():

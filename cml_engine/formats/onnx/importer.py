@@ -276,9 +276,6 @@ class Importer:
         scope: GraphScope,
         source: Source,
     ) -> Sequence[Value | None]:
-        if not self._with_placeholders:
-            with _located(source, inputs):
-                check_statement(node.op, node.domain, inputs)
         opset = scope.opsets.get(node.domain, 1)
         schema = find_schema(node.domain, node.op, opset)
         if self._reading is not None and (schema is None or schema.runs_graphs):
@@ -286,6 +283,8 @@ class Importer:
         function = self._model.functions.get((node.domain, node.op, node.overload))
         if schema is None and function is not None:
             return self._inline(node, function, inputs, scope)
+        with _located(source, inputs):
+            check_statement(node.op, node.domain, inputs)
         if schema is None and self.emit.has(node.op):
             return self._custom(node, inputs)
         if schema is None and self._with_placeholders:

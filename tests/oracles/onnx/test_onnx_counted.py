@@ -28,7 +28,15 @@ from tests.fixtures.counted_models import (  # noqa: E402
     check_counted_model,
     different_outputs,
 )
-from tests.fixtures.onnx_models import Array, load, model, run  # noqa: E402
+from tests.fixtures.onnx_models import (  # noqa: E402
+    Array,
+    function,
+    load,
+    model,
+    node,
+    run,
+    subgraph,
+)
 from tests.onnx_nodes import run_onnx  # noqa: E402
 
 X = np.float32([1, 3, -5, -7])
@@ -346,6 +354,58 @@ def test_operators_without_a_statement_are_refused():
         assert "known only at run time" in str(error.value), row.qualified
 
 
+# -- parts of models -----------------------------------------------------------------------------
+
+#: boxes and scores of x, those of high scores, and boxes that overlap little
+DETECT = (
+    "s = Slice(x, four, five, one); f = Reshape(s, minus); m = Greater(f, half); i = NonZero(m); "
+    "p = Reshape(i, minus); v = Gather(x, p); b = Slice(v, first, four, one); "
+    "s1 = Slice(v, four, five, one); b1 = Unsqueeze(b, first); s2 = Reshape(s1, scores); "
+    "sel = NonMaxSuppression(b1, s2, ten, half); c = Slice(sel, to, thrice, one); "
+    "k = Reshape(c, minus); found = Gather(v, k)"
+)
+
+
+@pytest.mark.parametrize("nodes", [
+    "y = Identity(found)",
+    "y = ReduceMean(found, first)",
+    "a = Slice(found, four, five, one); e = Reshape(a, minus); n = Shape(e); g = Min(n, to); "
+    "h, o = TopK(e, g, axis=0, largest=0); y = Gather(found, o)",
+    "a = Slice(found, first, four, one); o = Slice(sel, first, one, one); e = Reshape(o, minus); "
+    "y = RoiAlign(image, a, e, output_height=2, output_width=3, sampling_ratio=2)",
+    "a = Reshape(found, maps); e = Conv(a, tap); y = GlobalMaxPool(e)",
+])  # fmt: skip
+def test_detections(nodes, rng, gpu):
+    corners = rng.uniform(0, 4, (20, 2))
+    sizes = rng.uniform(1, 3, (20, 2))
+    x = np.concatenate([corners, corners + sizes, rng.permutation(20)[:, None] / 20], 1)
+    x = x.astype(np.float32)
+    weights = {
+        **KNOWN, "four": np.int64([4]), "five": np.int64([5]), "scores": np.int64([1, 1, -1]),
+        "ten": np.int64([10]), "maps": np.int64([0, 1, -1]), "tap": np.float32([[[1, -2]]]),
+        "image": rng.normal(size=(1, 2, 8, 8)).astype(np.float32),
+    }  # fmt: skip
+    text = f"{DETECT}; {nodes}"
+    used = {name: array for name, array in weights.items() if re.search(rf"\b{name}\b", text)}
+    data = bytes(model(text, "x: [20, 5]", "y", used, 18).SerializeToString())
+    assert 1 < len(run_onnx(data, {"x": x})["y"]) + (nodes.count("Mean") > 0) < 20
+    for backend in ("cpu", gpu):
+        _check(cml.Session(cml.load(data), backend).run({"x": x}), data, x)
+
+
+def test_a_function_and_a_branch_compute_with_a_selection():
+    mean = function("Mean", "b = ReduceMean(a); c = Sub(a, b)")
+    text = f"{SELECT}; d = my:Mean(v); y = If(yes)"
+    branches = {
+        "then_branch": subgraph("e = ReduceMax(d, keepdims=0)", "", "e: []"),
+        "else_branch": subgraph("g = ReduceMin(d, keepdims=0)", "", "g: []"),
+    }
+    nodes = [*text.split("; ")[:-1], node("y = If(yes)", **branches)]
+    made = model(nodes, "x: [4]", "y", {"z": KNOWN["z"], "yes": np.array(True)}, 17,
+                 functions=[mean])  # fmt: skip
+    assert run(made, x=X)["y"] == 1
+
+
 # -- outputs -------------------------------------------------------------------------------------
 
 
@@ -374,3 +434,12 @@ def test_a_slice_to_a_count_leaves_the_tensor_as_it_is():
     made = model(f"{SELECT}; n = Shape(v); a = Slice(x, first, n); y = Concat(a, x, axis=0)",
                  "x: [4]", "y", {n: KNOWN[n] for n in ("z", "first")}, 18)  # fmt: skip
     assert_array_equal(run(made, x=X)["y"], [1, 3, 1, 3, -5, -7])
+
+
+def test_causal_masks_and_dropout_keep_counts():
+    """They make constants of the largest extent, which have the counts of their operand."""
+    text = f"{SELECT}; a = Unsqueeze(v, one); b = Unsqueeze(v, first); c = MatMul(a, b)"
+    text += "; d = Trilu(c, upper=0); e, k = Dropout(d); f = Cast(k, to=1); y = Mul(e, f)"
+    weights = {n: KNOWN[n] for n in ("z", "one", "first")}
+    data = bytes(model(text, "x: [4]", "y", weights, 18).SerializeToString())
+    _check(cml.Session(cml.load(data), "cpu").run({"x": X}), data, X)

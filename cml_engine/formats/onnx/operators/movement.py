@@ -48,7 +48,7 @@ def dropout(
         raise unsupported_error("training_mode=true")
     if not call.wants(1):
         return [x, None]
-    return [x, Value.known(np.ones(allocate(x.shape, 1), np.bool_))]
+    return [x, Value.known(np.ones(allocate(x.shape, 1), np.bool_)).counted(x.counts)]
 
 
 # -- shapes --------------------------------------------------------------------------------------
@@ -321,4 +321,6 @@ def trilu(x: Value, k: int = 0, *, upper: bool = True) -> Value:
     keep = np.triu(keep, k) if upper else np.tril(keep, k)
     if x.array is not None:
         return Value.known(np.where(keep, x.array, np.zeros((), x.dtype)))
-    return Value.known(keep).select(x, Value.known(np.zeros((), x.dtype))).typed(x.dtype)
+    first = x.rank - 2
+    is_kept = Value.known(keep).counted({a - first: n for a, n in x.counts.items() if a >= first})
+    return is_kept.select(x, Value.known(np.zeros((), x.dtype))).typed(x.dtype)
