@@ -108,6 +108,9 @@ _SUMS = {"int_add": 1, "int_sub": -1}
 
 def is_same(a: Value, b: Value) -> bool:
     """Returns True if two counts are equal because they are computed in the same way."""
+    first, second = current_import().tensor(a), current_import().tensor(b)
+    if first == second:
+        return True
     producers = current_import().producers()
     facts, constants = current_import().builder.facts, current_import().builder.constants
     known: dict[tuple[str, str], bool] = {}
@@ -142,17 +145,17 @@ def is_same(a: Value, b: Value) -> bool:
                 x in constants and y in constants and facts[x] == facts[y]
                 and np.array_equal(constants[x], constants[y])
             )  # fmt: skip
-        first, second = producers.get(x), producers.get(y)
+        node, other = producers.get(x), producers.get(y)
         return (
-            first is not None and second is not None and first.op == second.op
-            and first.op not in current_import().declarations
-            and first.attrs == second.attrs and facts[x] == facts[y]
-            and first.outputs.index(x) == second.outputs.index(y)
-            and len(first.inputs) == len(second.inputs)
-            and all(same(*p, depth + 1) for p in zip(first.inputs, second.inputs, strict=True))
+            node is not None and other is not None and node.op == other.op
+            and node.op not in current_import().declarations
+            and node.attrs == other.attrs and facts[x] == facts[y]
+            and node.outputs.index(x) == other.outputs.index(y)
+            and len(node.inputs) == len(other.inputs)
+            and all(same(*p, depth + 1) for p in zip(node.inputs, other.inputs, strict=True))
         )  # fmt: skip
 
-    return same(current_import().tensor(a), current_import().tensor(b), 0)
+    return same(first, second, 0)
 
 
 def fit(values: Sequence[Value], axes: Sequence[int]) -> list[Value]:
