@@ -35,6 +35,8 @@ from cml_engine.formats.onnx.values import (
     Value,
     as_value,
     counted_error,
+    current_import,
+    interval_of,
 )
 
 #: an index that no tensor has: a scatter leaves out the update
@@ -229,7 +231,14 @@ def _reduce(call: NnefCall) -> list[Value]:
             if axis in x.counts:
                 raise counted_error(x, axis, f"{call.op} searches several axes at once")
     filled = masked(x, axes, _NEUTRAL[call.op])
-    return _results(call.add(filled), filled.counts)
+    (y,) = _results(call.add(filled), filled.counts)
+    return [_one_of(x, y) if call.op in ("max_reduce", "min_reduce") else y]
+
+
+def _one_of(x: Value, y: Value) -> Value:
+    """Returns a result of elements of ``x``: it has their bounds, not those of what masks them."""
+    current_import().intervals[y.tensor or ""] = interval_of(x)
+    return y
 
 
 @rule("mean_reduce")
@@ -272,7 +281,9 @@ def _top_k(call: NnefCall) -> list[Value]:
     x, axis, k = call.inputs[0], call.attrs["axis"], call.attrs["k"]
     worst = -inf if call.attrs.get("largest", True) else inf
     count = least(extent(x, axis), k)
-    return _results(call.add(masked(x, [axis], worst)), replaced(x.counts, axis, count))
+    results = call.add(masked(x, [axis], worst))
+    values, places = _results(results, replaced(x.counts, axis, count))
+    return [_one_of(x, values), places]
 
 
 # -- products ------------------------------------------------------------------------------------

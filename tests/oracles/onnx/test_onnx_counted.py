@@ -50,6 +50,8 @@ SELECT_ROWS = (
     "c = Gather(x, zero, axis=1); m = Greater(c, z); i = NonZero(m); f = Reshape(i, minus); "
     "v = Gather(x, f)"
 )
+#: the elements of v as integers of 64 bits whose sums and products fit into 32
+WHOLE = "c = Clip(v, least, most); a = Cast(c, to=7)"
 #: constants that the cases read
 KNOWN = {
     "z": np.float32(0), "zero": np.int64(0), "one": np.int64([1]), "minus": np.int64([-1]),
@@ -62,6 +64,7 @@ KNOWN = {
     "two": np.int64(2), "to": np.int64([2]),
     "halves": np.int64([-1, 1]), "thrice": np.int64([3]), "unity": np.int64(1),
     "pair": np.int64([2, 1]), "edges": np.int64([0, 0, 1, 0]), "three": np.int64([-1, 3, 1]),
+    "least": np.float32(-9), "most": np.float32(9),
     "values": np.float32([0, 1]), "keep": np.int64([0, -1]),
 }  # fmt: skip
 #: by name: the nodes after a selection, and the type of y
@@ -125,9 +128,19 @@ OF_ELEMENTS = {
     "distinct": ("a = Concat(v, v, x, axis=0); y = Unique(a)", "float32"),
     "mean of distinct": ("a = Concat(v, v, axis=0); b = Unique(a); y = ReduceMean(b, keepdims=0)",
                          "float32"),
-    "sum of integers": ("a = Cast(v, to=7); y = ReduceSum(a, keepdims=0)", "int64"),
-    "mean of integers": ("a = Cast(v, to=7); y = ReduceMean(a, keepdims=0)", "int64"),
-    "cumsum of integers": ("a = Cast(v, to=7); y = CumSum(a, zero)", "int64"),
+    "sum of integers": (f"{WHOLE}; y = ReduceSum(a, keepdims=0)", "int64"),
+    "mean of integers": (f"{WHOLE}; y = ReduceMean(a, keepdims=0)", "int64"),
+    "product of integers": (f"{WHOLE}; y = ReduceProd(a, keepdims=0)", "int64"),
+    "norm of integers": (f"{WHOLE}; y = ReduceL2(a, keepdims=0)", "int64"),
+    "cumsum of integers": (f"{WHOLE}; y = CumSum(a, zero)", "int64"),
+    "largest integer": (f"{WHOLE}; y = ReduceMax(a, keepdims=0)", "int64"),
+    "smallest integer": (f"{WHOLE}; y = ReduceMin(a, keepdims=0)", "int64"),
+    "sorted integers": (f"{WHOLE}; n = Shape(v); y, p = TopK(a, n, axis=0)", "int64"),
+    "sum of 32 bits": ("a = Cast(v, to=6); y = ReduceSum(a, keepdims=0)", "int32"),
+    "mean of 32 bits": ("a = Cast(v, to=6); y = ReduceMean(a, keepdims=0)", "int32"),
+    "product of 32 bits": ("a = Cast(v, to=6); y = ReduceProd(a, keepdims=0)", "int32"),
+    "integers of 32 bits": ("y = Cast(v, to=6)", "int32"),
+    "unsigned integers": ("b = Abs(v); y = Cast(b, to=12)", "uint32"),
     "variance": ("s = Shape(v); n = ReduceProd(s, keepdims=0); c = Cast(n, to=1); "
                  "a = ReduceMean(v); d = Sub(v, a); e = Mul(d, d); "
                  "r = ReduceSum(e, keepdims=0); y = Div(r, c)",
