@@ -22,6 +22,7 @@ from cml_engine.cooked.load import load_cooked  # noqa: E402
 from cml_engine.errors import UnsupportedOp  # noqa: E402
 from cml_engine.formats.onnx.counted_statements import STATEMENTS  # noqa: E402
 from cml_engine.formats.onnx.op_schemas import all_schemas  # noqa: E402
+from cml_engine.runtime.reach_check import check_reach  # noqa: E402
 from scheduler import FrameScheduler  # noqa: E402
 from tests.fixtures.counted_models import (  # noqa: E402
     NO_ANSWER,
@@ -456,3 +457,23 @@ def test_causal_masks_and_dropout_keep_counts():
     weights = {n: KNOWN[n] for n in ("z", "one", "first")}
     data = bytes(model(text, "x: [4]", "y", weights, 18).SerializeToString())
     _check(cml.Session(cml.load(data), "cpu").run({"x": X}), data, X)
+
+
+# -- with what other options do ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("i", "int64"), ("t", "int64"), ("v", "float32")])
+def test_a_chosen_output_with_a_counted_axis_has_its_number(name, dtype):
+    text = f"{SELECT}; a = Neg(v); y = ReduceMean(a, keepdims=0)"
+    data = bytes(model(text, "x: [4]", "y", {"z": KNOWN["z"]}, 18).SerializeToString())
+    graph = cml.load(data, outputs=[name])
+    assert graph.outputs == (name, f"{name}_count")
+    inner = model(text, "x: [4]", f"{name}: {dtype}", {"z": KNOWN["z"]}, 18)
+    _check(cml.Session(graph, "cpu").run({"x": X}), inner.SerializeToString(), X)
+
+
+def test_bright_values_reach_a_selection_and_its_number(gpu):
+    graph = cml.load(_case(SELECT, "y = Neg(v)", "float32", X))
+    report = check_reach(graph, gpu, {"x": X}, cml.CompileOptions())
+    assert report.ok and {value.results for value in report.values} == {X.size + 1}
+    assert [value.reached for value in report.values] == [1, 1, 1, 3]
