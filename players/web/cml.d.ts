@@ -95,6 +95,8 @@ export interface LoadOptions {
   outputUsage?: number;
   /** Replaces some of the default limits, for a file that you trust. */
   limits?: Partial<Limits>;
+  /** Called while the network loads, with the number of kernels that are built and of all. */
+  onProgress?: (done: number, total: number) => void;
 }
 
 /**

@@ -1969,15 +1969,16 @@ const scratch = new Uint32Array(4);
  * Reads and checks a cooked file, uploads its weights and builds its pipelines. Frames go on
  * meanwhile.
  * @param {GPUDevice} gpu @param {ArrayBuffer | Uint8Array<ArrayBuffer> | CookedFile} source
- * @param {{outputUsage?: number, limits?: Partial<Limits>}} options `outputUsage`: of the outputs' buffers, beside storage
- *   and copies (as GPUBufferUsage.VERTEX); `limits`: other than the defaults for what the file may take
+ * @param {{outputUsage?: number, limits?: Partial<Limits>, onProgress?: (done: number, total: number) => void}} options
+ *   `outputUsage`: of the outputs' buffers, beside storage and copies (as GPUBufferUsage.VERTEX); `limits`: other than the
+ *   defaults for what the file may take; `onProgress`: called with the built kernels and their number
  */
 export async function loadCooked(gpu, source, options = {}) {
   const file = source instanceof CookedFile ? source : await CookedFile.open(source, options.limits);
   const device = Device.of(gpu);
   const network = new Network(file, choosePlan(file, device), device, options.outputUsage ?? 0);
   try {
-    await network._load(await file.guess(device.name));
+    await network._load(await file.guess(device.name), options.onProgress);
   } catch (error) {
     network.destroy();
     throw error;
@@ -2019,7 +2020,7 @@ export class Network {
     this.outputBytes = Math.max(at, COPY_ALIGNMENT);
     this.inputs = new Map(plan.inputs.map((place) => [place.name, place]));
   }
-  /** @param {FirstGuess} guess */ async _load(guess) {
+  /** @param {FirstGuess} guess @param {(done: number, total: number) => void} [onProgress] */ async _load(guess, onProgress) {
     const { gpu } = this.device, { plan } = this, usage = GPUBufferUsage;
     this.guess = guess;
     const tensors = usage.STORAGE | usage.COPY_SRC | usage.COPY_DST;
@@ -2034,8 +2035,11 @@ export class Network {
     this._writeUniforms();
     const kernels = plan.steps.map((step) => this.file.kernels[step.kernel]);
     /** @type {Map<KernelRow, GPUComputePipeline>} */ const built = new Map();
-    await Promise.all([...new Set(kernels)].map(async (kernel) => {
+    const different = new Set(kernels);
+    onProgress?.(0, different.size);
+    await Promise.all([...different].map(async (kernel) => {
       built.set(kernel, await this.device.pipeline(kernel, await this.file.wgsl(kernel)));
+      onProgress?.(built.size, different.size);
     }));
     await this.device.createChecked("StaleArtifact", `the device does not run network '${this.name}'`, () => {
       this._launches = plan.steps.map((step, i) => {

@@ -250,7 +250,11 @@ test("plans with wrong numbers are refused or run: the device stays", async (gpu
   }
   gpu.removeEventListener("uncapturederror", count);
   assert(uncaptured === 0, `${uncaptured} errors of the device were nobody's`);
-  const network = await loadCooked(gpu, await CookedFile.open(await small()));
+  /** @type {number[][]} */ const progress = [];
+  const onProgress = (/** @type {number} */ done, /** @type {number} */ total) => progress.push([done, total]);
+  const network = await loadCooked(gpu, await CookedFile.open(await small()), { onProgress });
+  const [, kernels] = progress[0];
+  assert(kernels > 0 && progress.every(([done], i) => done === i) && progress.length === kernels + 1, "progress of loading");
   await checkRun(network, 0, "the device is as it was");
 });
 
