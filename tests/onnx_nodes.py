@@ -37,6 +37,7 @@ from cml_engine.formats.onnx.export.call import load_export_rules
 from cml_engine.formats.onnx.export.game_operators import is_compound
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.data_folders import cache_folder
+from cml_engine.ir.counted import counted_axes, trimmed
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph
 from cml_engine.ops import registered
 from cml_engine.ops.declaration.spec import Tolerance
@@ -229,7 +230,8 @@ def round_trip(graph: Graph, backend: Any, inputs: Mapping[str, Array]) -> Mappi
         graph = cml.load(Path(folder) / "m")
     given = {n: np.asarray(inputs[n]).astype(NUMPY_DTYPE[graph.facts[n].dtype])
              for n in graph.inputs}  # fmt: skip
-    return run_onnx(exported(graph), given)
+    outputs, axes = run_onnx(exported(graph), given), counted_axes(graph)
+    return {name: trimmed(name, array, axes, outputs) for name, array in outputs.items()}
 
 
 def run_case(case: Any, backend: Any, through: Through = directly) -> Verdict:

@@ -18,7 +18,7 @@ def report(mode, **changed):
     known = {
         "mode": mode, "device": "d", "driver": "v", "quality": "software", "width": 960,
         "height": 540, "seed": 7, "clock": "real", "target_ms": 16.667, "frames": 600,
-        "first_picture_s": 1.0, "ground_s": 2.0, "load_s": 3.0, "frame_ms": TIMES,
+        "first_picture_s": 1.0, "ground_s": 2.0, "load_s": 3.0, "settle_s": 4.0, "frame_ms": TIMES,
         "frame_times_ms": [9.0], "cpu_ms": TIMES,
         "render_ms": None, "inference_ms": None, "frames_over": 6, "frames_over_budget": None,
         "budget_used": None, "tiles": 0, "tiles_cancelled": 0, "tiles_per_s": 0.0,
