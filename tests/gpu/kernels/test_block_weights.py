@@ -92,16 +92,25 @@ BITS = [
 
 @pytest.mark.parametrize(("case", "bits", "software"), BITS)
 def test_kernels_read_few_bits(case, bits, software, gpu, rng):
-    """Results are within the tolerance in any slicing, and the same bits as with floats."""
+    """Results are within the tolerance in any slicing, and the same bits as with floats.
+
+    For some sizes hardware's rules choose Winograd's kernels, which read floats only: then the
+    results are close.
+    """
     graph, inputs = graph_of(case, bits, rng)
     if software == gpu.limits.software:
         check_graph(graph, inputs, gpu)
-    limits, results = replace(gpu.limits, software=software), []
+    limits, results, kernels = replace(gpu.limits, software=software), [], set()
     for tested in (graph, as_floats(graph)):
         plan = lower(tested, limits, layouts_for(tested), PlanOptions())
         assert reads_few_bits(plan) == (tested is graph)
         results.append(GpuProgram(plan, gpu).run(inputs)["y"])
-    assert_array_equal(*results)
+        kernels.add("winograd" if any("winograd" in str(s.path) for s in plan.steps) else "other")
+    if len(kernels) == 1:
+        assert_array_equal(*results)
+    else:
+        assert not software
+        np.testing.assert_allclose(*results, atol=1e-4 * np.abs(results[0]).max())
 
 
 @pytest.mark.parametrize("case", UNPACKED, ids=str)
