@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 #: network, and number of the step
 Key = tuple[str, int]
 Values = npt.NDArray[np.float64]
+#: the last times of an operator of which the median counts
+_TIMED = 15
 #: frames that the graph shows
 HISTORY = 240
 #: the lanes of the graph, from the bottom
@@ -87,24 +90,30 @@ class OperatorTime:
     #: whole executions, and the predicted time of their slices
     runs: float = 0.0
     predicted_ms: float = 0.0
-    #: the executions whose slices were timed alone, their measured and their predicted time
-    timed_runs: float = 0.0
-    timed_ms: float = 0.0
-    timed_predicted_ms: float = 0.0
+    #: the last measured and predicted ms of a whole execution, by slices that were timed alone
+    timed: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_TIMED))
     #: "2/3" for the second of three steps that compute the operator; "" for the only one
     part: str = ""
 
     @property
     def is_measured(self) -> bool:
         """True if slices were timed alone; all times are estimates otherwise."""
-        return self.timed_runs > 0
+        return bool(self.timed)
 
     @property
     def average_ms(self) -> float:
-        """The average milliseconds of one whole execution; 0 if it has not run."""
+        """The usual milliseconds of one whole execution, a median; 0 if it has not run.
+
+        A kernel's first dispatch may take a hundred times as long, so a mean would mislead.
+        """
         if self.is_measured:
-            return self.timed_ms / self.timed_runs
+            return median(ms for ms, _ in self.timed)
         return self.predicted_ms / self.runs if self.runs > 0 else 0.0
+
+    @property
+    def error(self) -> float:
+        """The usual predicted over the measured time, minus 1; 0 if it is not measured."""
+        return median(predicted / ms for ms, predicted in self.timed) - 1 if self.timed else 0.0
 
     @property
     def total_ms(self) -> float:
@@ -112,16 +121,12 @@ class OperatorTime:
         return self.average_ms * self.runs
 
     def since(self, earlier: OperatorTime | None) -> OperatorTime:
-        """Returns the cost since ``earlier``; its times are the average of all if none are new."""
+        """Returns the executions since ``earlier``, with the usual time of the last ones."""
         if earlier is None:
             return self
         recent = copy(self)
         recent.runs -= earlier.runs
         recent.predicted_ms -= earlier.predicted_ms
-        if self.timed_runs - earlier.timed_runs >= 1:
-            recent.timed_runs -= earlier.timed_runs
-            recent.timed_ms -= earlier.timed_ms
-            recent.timed_predicted_ms -= earlier.timed_predicted_ms
         return recent
 
 
@@ -157,10 +162,8 @@ class OperatorTimes:
             runs = part.count / max(1, plan.steps[part.step].groups)
             operator.runs += runs
             operator.predicted_ms += part.predicted_ms
-            if part.measured_ms is not None:
-                operator.timed_runs += runs
-                operator.timed_ms += part.measured_ms
-                operator.timed_predicted_ms += part.predicted_ms
+            if part.measured_ms and runs:
+                operator.timed.append((part.measured_ms / runs, part.predicted_ms / runs))
 
     def _plan(self, name: str) -> Plan:
         """Returns the current plan of session ``name``; resets its costs if the plan is new.

@@ -101,7 +101,7 @@ def _row(key: Key, time: OperatorTime, sum_ms: float) -> RankRow:
         total_ms=time.total_ms,
         runs=time.runs,
         average_ms=average_ms,
-        error=time.timed_predicted_ms / time.timed_ms - 1 if time.timed_ms else 0.0,
+        error=time.error,
         gflops=time.flops * per_second,
         gbytes=time.bytes * per_second,
         is_measured=time.is_measured,

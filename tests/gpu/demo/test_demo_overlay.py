@@ -70,9 +70,8 @@ def full(gpu, agents, rng) -> SimpleNamespace:
     game = game_of(gpu, agents, tiles=2)
     for times in game.log.operators.values():
         times.runs = float(rng.uniform(3, 90))
-        times.timed_runs = 0.1 * times.runs
-        times.timed_ms = 0.1 * float(rng.lognormal(2, 2))
-        times.timed_predicted_ms = times.timed_ms * float(rng.uniform(0.2, 4))
+        ms = float(rng.lognormal(2, 2)) / times.runs
+        times.timed.append((ms, ms * float(rng.uniform(0.2, 4))))
     report = FrameReport(240, 0.0, 4.0, 3.5, "budget", measured_ms=3.0)
     for job in game.scheduler.jobs:
         report.slices.append(
