@@ -61,24 +61,11 @@ class TailMargin:
     Parameters
     ----------
     share : the share of frames that may go over.
-    window : the number of recent frames that count.
-    prior : the divisor of a budget until enough frames are known.
-    aimed : the part of ``share`` that the margin aims at.
-    grows : False if the excess does not depend on the frame's size at all.
     """
 
-    def __init__(
-        self,
-        share: float = 0.01,
-        window: int = WINDOW,
-        prior: float = PRIOR,
-        *,
-        aimed: float = _AIMED_SHARE,
-        grows: bool = True,
-    ) -> None:
-        self.share = share
-        self._prior, self._aimed, self._grows = prior, aimed * share, grows
-        self._recent: deque[tuple[float, float, bool]] = deque(maxlen=window)
+    def __init__(self, share: float = 0.01) -> None:
+        self.share, self._aimed = share, _AIMED_SHARE * share
+        self._recent: deque[tuple[float, float, bool]] = deque(maxlen=WINDOW)
         self._sorted: list[float] = []
 
     @property
@@ -93,18 +80,12 @@ class TailMargin:
         """Returns the milliseconds of slices to plan for a frame, at least 1/8 of the budget.
 
         This is the root of ``aim + x sqrt(aim) = budget`` for a high quantile ``x`` of the
-        excess over the square root of the prediction (of ``aim + x = budget`` if the excess does
-        not grow with the frame).
+        excess over the square root of the prediction.
         """
         if len(self._sorted) < _ENOUGH:
-            return budget_ms / self._prior
-        excess = max(0.0, self._quantile())
-        if self._grows:
-            half = 0.5 * excess
-            aim = float((math.sqrt(half * half + budget_ms) - half) ** 2)
-        else:
-            aim = budget_ms - excess
-        return max(aim, LEAST_SHARE * budget_ms)
+            return budget_ms / PRIOR
+        half = 0.5 * max(0.0, self._quantile())
+        return max((math.sqrt(half * half + budget_ms) - half) ** 2, LEAST_SHARE * budget_ms)
 
     def _quantile(self) -> float:
         count = len(self._sorted)
@@ -130,12 +111,8 @@ class TailMargin:
         insort(self._sorted, self._excess(*self._recent[-1]))
 
     def _excess(self, predicted_ms: float, measured_ms: float, hopeless: bool) -> float:
-        """Returns the measured less the predicted milliseconds of a frame.
+        """Returns the measured less the predicted ms, over the square root of the prediction.
 
-        They are divided by the square root of the prediction if the excess grows with the frame.
         It is 0 for a hitch longer than the budget, which no plan would have met.
         """
-        if hopeless:
-            return 0.0
-        excess = measured_ms - predicted_ms
-        return excess / math.sqrt(predicted_ms) if self._grows else excess
+        return 0.0 if hopeless else (measured_ms - predicted_ms) / math.sqrt(predicted_ms)
