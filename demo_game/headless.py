@@ -391,6 +391,7 @@ def _operators(game: Game) -> list[dict[str, object]]:
             "network": o.network,
             "operator": o.title,
             "total_ms": round(o.total_ms, 3),
+            "is_measured": o.is_measured,
             "predicted_ms": round(o.predicted_ms, 3),
             "runs": round(o.runs, 2),
         }

@@ -38,7 +38,9 @@ _COLUMNS = (
         "Share of the GPU time of all networks. The bar compares with the slowest operator."),
     _Column("ms", "total_ms", "888k", 0, "GPU time of all executions together."),
     _Column("runs", "runs", "888k", 3, "How many times the whole operator was executed."),
-    _Column("avg ms", "average_ms", "8.888", 1, "GPU time of one execution of the operator."),
+    _Column("avg ms", "average_ms", "~8.888", 1,
+        "GPU time of one execution of the operator, the median of those that were timed alone.\n"
+        "~ is an estimate: it was not timed alone yet."),
     _Column(
         "planned", "error", "+888 %", 2,
         "How far the scheduler's prediction was from the measured time: +50 % predicted half more\n"
@@ -82,6 +84,8 @@ class RankLine:
         texts = {c.value: _short_number(getattr(row, c.value)) for c in _COLUMNS[1:]}
         texts["share"] = f"{100 * row.share:.1f}"
         texts["error"] = f"{100 * row.error:+.0f} %"
+        if not row.is_measured:
+            texts["average_ms"], texts["error"] = f"~{texts['average_ms']}", "?"
         widths = {value: float(imgui.calc_text_size(text).x) for value, text in texts.items()}
         bars = {value: getattr(row, value) / maximum for value, maximum in best.items() if maximum}
         return cls(row, colour, texts, widths, bars)
