@@ -321,7 +321,8 @@ def _report(
         if r.slices and r.slices[0].job in sliced_ms:
             sliced_ms[r.slices[0].job] += r.measured_ms or 0.0
     sliced = [ms for ms in sliced_ms.values() if ms > 0]
-    pairs = list(zip(sliced, times["unsliced"], strict=False))
+    unsliced = [ms for ms in times["unsliced"] if ms > 0]
+    pairs = list(zip(sliced, unsliced, strict=False))
     errors = [abs(r.predicted_ms / r.measured_ms - 1) for r in full if r.measured_ms]
     return FramesReport(
         model=session.graph.name,
@@ -342,7 +343,7 @@ def _report(
         jobs=len(sliced_ms),
         frames_per_job=sum(1 for r in loop.measured if r.slices) / max(1, len(sliced_ms)),
         sliced_over_unsliced=median(a / b for a, b in pairs) if pairs else 0.0,
-        sliced_over_unsliced_best=min(sliced) / min(times["unsliced"]) if pairs else 0.0,
+        sliced_over_unsliced_best=min(sliced) / min(unsliced) if pairs else 0.0,
         identical=loop.identical,
         predicted_error_median=median(errors) if errors else 0.0,
         scheduler_cpu_ms_per_frame=median(loop.cpu) if loop.cpu else 0.0,

@@ -38,6 +38,8 @@ _receipts = itertools.count(1, _RECEIPTS)
 
 #: the most frames whose receipts share a slot
 _TOGETHER = 8
+#: the least share of a pass's time that is left without the time of an empty pass
+_LEAST_LEFT = 0.1
 #: empty passes of which the median time counts
 _EMPTY = 15
 
@@ -235,7 +237,8 @@ class TimestampRing:
         if self._leads:
             self._empty_ms.append(times.pop(0))
             fixed_ms = median(self._empty_ms)
-        return [max(0.0, ms - fixed_ms) for ms in times]
+        # a pass as short as an empty one has some time left, or nothing would be learned of it
+        return [max(_LEAST_LEFT * ms, ms - fixed_ms, 0.0) for ms in times]
 
     def abandon(self, frame: int) -> None:
         """Drops the latest timestamps and receipt of a frame whose encoder is discarded."""

@@ -31,6 +31,7 @@ def test_one_operator_is_split_over_frames(gpu):
 
 def test_timings_arrive_and_are_learned(timed_gpu, host, image):
     session = cml.Session(conv_net(size=24), timed_gpu)
+    host.scheduler.times_all = True
     for _ in range(20):
         host.run(session, {"x": image})
     host.until(lambda: len(host.measured) >= 15)
