@@ -64,7 +64,7 @@ PLANNING: dict[str, float] = {
     **_values(
         (
             cost_model,
-            "_LAST SETTLED _CHANGED _NEAR _KNOWN_ERROR _UNKNOWN_ERROR _MOST_ERROR _RATIOS "
+            "_LAST SETTLED _CHANGED _NEAR _KNOWN_ERROR _UNKNOWN_ERROR _MOST_ERROR _RATIOS _SHORTEST "
             "_GUESSED_SAMPLES _MOST_UNKNOWN _CLIP _USUAL _LITTLE _DRIFT_WEIGHT",
         ),
         (margin, "_AIMED_SHARE _SMALL _ENOUGH WINDOW PRIOR"),

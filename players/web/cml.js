@@ -149,6 +149,7 @@ const KNOWN_ERROR = 0.1;
 const UNKNOWN_ERROR = 30.0;
 const MOST_ERROR = 0.2;
 const RATIOS = 15;
+const SHORTEST = 0.001;
 const GUESSED_SAMPLES = 4;
 const MOST_UNKNOWN = 6.907755278982137;
 const CLIP = 0.9162907318741551;
@@ -1155,11 +1156,11 @@ export class CostModel {
   /** @param {[StepCost, number][]} all @param {number} ms */
   learn(all, ms) {
     const parts = all.filter(([, count]) => count > 0);
-    if (!parts.length || !(ms > 0 && Number.isFinite(ms))) return;
+    if (!parts.length || !(ms >= 0 && Number.isFinite(ms)) || (ms === 0 && parts.length > 1)) return;
     if (parts.length === 1) {
       const [[step, count]] = parts;
-      if (this.isSettled(step, count)) this._learnDrift(ms / this.predictMs(step, count));
-      this._learnStep(step, count, ms);
+      if (ms > 0 && this.isSettled(step, count)) this._learnDrift(ms / this.predictMs(step, count));
+      this._learnStep(step, count, Math.max(ms, SHORTEST));
       return;
     }
     const predicted = parts.map(([step, count]) => this.predictMs(step, count)), total = sum(predicted);

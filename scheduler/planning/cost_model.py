@@ -123,6 +123,8 @@ SETTLED, _CHANGED = 3, math.log(1.5)
 _NEAR = 3
 #: the relative error of a settled cost, and of one that is not: a guess may be off by 30 times
 _KNOWN_ERROR, _UNKNOWN_ERROR = 0.1, 30.0
+#: milliseconds of a slice for which a coarse clock shows 0, as those of browsers do
+_SHORTEST = 1e-3
 #: a group's time less the costs of the others is a time of a step if it is off by less than this
 _MOST_ERROR = 0.2
 #: ratios of steps' times to their first guesses of which the median scales all other guesses
@@ -350,14 +352,14 @@ class CostModel:
         others are known well enough. An invalid time is ignored.
         """
         parts = [(step, count) for step, count in parts if count > 0]
-        if not parts or ms <= 0 or not math.isfinite(ms):
+        if not parts or not 0 <= ms < math.inf or (ms == 0 and len(parts) > 1):
             return
         self.lessons += 1
         if len(parts) == 1:
             [(step, count)] = parts
-            if self.is_settled(step, count):
+            if ms > 0 and self.is_settled(step, count):
                 self._learn_drift(ms / self.predict_ms(step, count))
-            self._learn_step(step, count, ms)
+            self._learn_step(step, count, max(ms, _SHORTEST))
             return
         predicted = [self.predict_ms(step, count) for step, count in parts]
         settled = [self.is_settled(step, count) for step, count in parts]

@@ -199,7 +199,14 @@ def test_one_wild_sample_moves_little():
     assert model.predict_ms(step, 64) < 1.25 * before
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 0.0])
+def test_a_step_too_short_for_the_clock_is_settled():
+    model, step = CostModel(), SimStep("short", 4, 1e-4)
+    for _ in range(3):
+        model.learn([(step, 4)], 0.0)
+    assert model.is_settled(step, 4) and 0 < model.predict_ms(step, 4) < 0.01
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
 def test_invalid_times_do_not_change_predictions(value):
     model, step = taught()
     before = model.predict_ms(step, 64), model.aim_ms(4.0)

@@ -181,11 +181,11 @@ static void learn_drift(cost_model *m, double ratio) {
 void cml__learn(cost_model *m, slice *slices, uint32_t n, double ms) {
     double total = 0, variance = 0;
     int all_settled = 1;
-    if (n == 0 || !(ms > 0) || isinf(ms)) return;
+    if (n == 0 || !(ms >= 0) || isinf(ms) || (n > 1 && !(ms > 0))) return;
     if (n == 1) {
-        if (cml__is_settled(slices->step, slices->count))
+        if (ms > 0 && cml__is_settled(slices->step, slices->count))
             learn_drift(m, ms / cml__predict(m, slices->step, slices->count));
-        learn_step(m, slices->step, slices->count, ms);
+        learn_step(m, slices->step, slices->count, fmax(ms, PLAN_SHORTEST));
         return;
     }
     for (uint32_t i = 0; i < n; i++) {
