@@ -176,22 +176,21 @@ def group_slices(
     """
     if limit == 1:
         return [list(slices)] if slices else []
-    is_alone = _alone(slices, limit, frame)
-    runs = [
-        list(run)
-        for _, run in groupby(
-            range(len(slices)), key=lambda i: (slices[i].job.number, is_alone[i], is_alone[i] and i)
-        )
-    ]
-    if len(runs) > limit:
-        runs = [
-            list(run) for _, run in groupby(range(len(slices)), key=lambda i: is_alone[i] and i + 1)
-        ]
-    return [[slices[i] for i in run] for run in runs]
+    alone = _timed_alone(slices, limit, frame)
+
+    def runs(by_job: bool) -> list[list[PlannedSlice]]:
+        def key(numbered: tuple[int, PlannedSlice]) -> tuple[int, int]:
+            number, part = numbered
+            return number if number in alone else -1, part.job.number if by_job else 0
+
+        return [[part for _, part in run] for _, run in groupby(enumerate(slices), key)]
+
+    by_job = runs(by_job=True)
+    return by_job if len(by_job) <= limit else runs(by_job=False)
 
 
-def _alone(slices: Sequence[PlannedSlice], limit: int, frame: int) -> list[bool]:
-    """Returns for each slice True if it is to be timed alone."""
+def _timed_alone(slices: Sequence[PlannedSlice], limit: int, frame: int) -> set[int]:
+    """Returns the numbers of the slices that are to be timed alone."""
     all_settled = all(part.settled for part in slices)
     candidates = [
         i
@@ -201,5 +200,4 @@ def _alone(slices: Sequence[PlannedSlice], limit: int, frame: int) -> list[bool]
     if len(slices) > limit or not all_settled:
         candidates.sort(key=lambda i: slices[i].samples)
     most = limit if len(slices) <= limit else most_timed_alone(limit)
-    alone = set(candidates[:most])
-    return [i in alone for i in range(len(slices))]
+    return set(candidates[:most])

@@ -274,6 +274,7 @@ class FrameController:
         self._planned: _FramePlan | None = None
         #: for each remembered frame with networks whether it was late beyond their prediction
         self._late: deque[bool] = deque(maxlen=_WINDOW)
+        self._late_count = 0
         #: for each remembered frame without networks whether it was late
         self._baseline: deque[bool] = deque(maxlen=_BASELINE)
         #: the planned milliseconds of a usual frame
@@ -384,7 +385,7 @@ class FrameController:
         """True if the next frame should run no networks, to test if they cause late frames."""
         every = _BASELINE_EVERY * (1 + len(self._baseline) / _BASELINE_KNOWN)
         allowed = max(1.0, 0.5 * self._share * len(self._late))
-        return self._since_baseline >= every and sum(self._late) > allowed
+        return self._since_baseline >= every and self._late_count > allowed
 
     @property
     def skips(self) -> bool:
@@ -467,7 +468,10 @@ class FrameController:
         else:
             late_anyway = ms - frame.predicted_ms > self._target_ms
             if frame.predicted_ms:
+                if len(self._late) == _WINDOW:
+                    self._late_count -= self._late[0]
                 self._late.append(late_anyway)
+                self._late_count += late_anyway
                 caused = self._share_caused if late_anyway else float(is_late)
             elif not frame.skipped:
                 self._baseline.append(late_anyway)
@@ -480,9 +484,9 @@ class FrameController:
     @property
     def _share_caused(self) -> float:
         """The share of the late frames with networks that frames without them do not explain."""
-        if not self._baseline or not any(self._late):
+        if not self._baseline or not self._late_count:
             return 0.0
-        with_networks = sum(self._late) / len(self._late)
+        with_networks = self._late_count / len(self._late)
         without = (sum(self._baseline) + 1) / (len(self._baseline) + 2)
         return max(0.0, 1.0 - without / with_networks)
 
