@@ -39,7 +39,7 @@ def call_if_destroyed(canvas: Any, context: Any, end: Callable[[], None]) -> Non
     if handle_of_glfw is None or glfw.get_platform() != glfw.PLATFORM_X11:
         return
     library = ctypes.CDLL("libX11.so.6")  # glfw has loaded it
-    display = ctypes.c_void_p(glfw.get_x11_display())  # type: ignore[no-untyped-call]
+    display = ctypes.c_void_p(glfw.get_x11_display())
     window = ctypes.c_ulong(glfw.get_x11_window(handle_of_glfw))
     library.XSetErrorHandler.restype = _HANDLER
 
