@@ -22,9 +22,9 @@ from typing import Any
 from cml_engine.cooked import schema, wgsl
 from cml_engine.cooked.records import PackedRow, RowField
 from cml_engine.nnef.expansion.signatures import Param, Signature, operator_signatures
-from scheduler import frame_timings
-from scheduler.planning import controller as back_off
-from scheduler.planning import cost_model, margin, plan, policy
+from cml_engine.scheduler import frame_timings
+from cml_engine.scheduler.planning import controller as back_off
+from cml_engine.scheduler.planning import cost_model, margin, plan, policy
 
 ROOT = Path(__file__).resolve().parent
 C_HEADER = ROOT / "players/c/src/format.h"

@@ -48,6 +48,8 @@ NONE = "none"
 PARALLEL = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "worksteal")
 #: the tests that 'unlike' runs
 UNLIKE = ("tests/scheduler", "tests/gpu/frames", "tests/gpu/demo")
+#: folders of the tree that links in cml_engine/ make parts of it
+LINKED = ("scheduler", "shaders_hlsl", "demo_game")
 #: the region of 'bake': the coast where the demo's flight begins
 BAKED = ("--region=-32:-20,-16:-8", "--levels=1:4", "--output=out/planet.zarr")
 
@@ -80,6 +82,7 @@ def prepare(*extras: str, gpu: bool = True) -> None:
 
     With ``gpu`` it also looks for an adapter, once, and tries to install a driver if there is none.
     """
+    link_packages()
     stamp = read_stamp()
     missing = [e for e in ("", "compiler", *extras) if e not in stamp.installed]
     if missing:
@@ -130,6 +133,21 @@ def make_venv() -> None:
             "this Python cannot make a virtual environment.\n"
             "On Debian and Ubuntu: apt-get install python3-venv; then run this again."
         )
+
+
+def link_packages() -> None:
+    """Makes the links in ``cml_engine/`` where git wrote text files, its default on Windows."""
+    for name in LINKED:
+        link = ROOT / "cml_engine" / name
+        if not link.is_file():
+            continue
+        link.unlink()
+        if sys.platform == "win32":  # a junction needs no privilege
+            import _winapi
+
+            _winapi.CreateJunction(str(ROOT / name), str(link))
+        else:
+            link.symlink_to(Path("..") / name)
 
 
 def install(extras: Sequence[str]) -> None:

@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.first_guess`` times every operator of the bench's networks by itself and
 writes ``scheduler/planning/defaults/1-software.json``
-(see :class:`scheduler.planning.cost_model.FirstGuess`): the ratio of each kernel's time to its
-roofline on this device, and the ratios of variants that differ from their kernel.
+(see :class:`cml_engine.scheduler.planning.cost_model.FirstGuess`): the ratio of each kernel's time
+to its roofline on this device, and the ratios of variants that differ from their kernel.
 """
 
 from __future__ import annotations

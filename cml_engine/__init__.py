@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     )
     from cml_engine.runtime.session import CompileOptions, Session, Words
     from cml_engine.runtime.tiling import run_tiled
-    from scheduler import (
+    from cml_engine.scheduler import (
         AdmissionError,
         Clock,
         CostModel,
@@ -195,9 +195,7 @@ def __getattr__(name: str) -> Any:
     if places:
         value = getattr(import_module(places[0]), name)
     else:
-        import scheduler
-
-        value = getattr(scheduler, name)
+        value = getattr(import_module("cml_engine.scheduler"), name)
     globals()[name] = value
     return value
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__":
-    from demo_game.command import main, say
-    from demo_game.cooking import cook_in_background
+    from cml_engine.demo_game.command import main, say
+    from cml_engine.demo_game.cooking import cook_in_background
 
     code = main()
     cook_in_background(say)

@@ -10,9 +10,8 @@ import numpy as np
 
 import cml_engine as cml
 from cml_engine import FrameScheduler, Job
-from cml_engine.runtime.live.reloader import Reloader
-from demo_game.arrays import Array
-from demo_game.chain import (
+from cml_engine.demo_game.arrays import Array
+from cml_engine.demo_game.chain import (
     INSTANCES,
     KERNELS,
     OWN_OPERATORS,
@@ -21,10 +20,11 @@ from demo_game.chain import (
     TEXELS,
     Chain,
 )
-from demo_game.world.tile import TileId
+from cml_engine.demo_game.world.tile import TileId
+from cml_engine.runtime.live.reloader import Reloader
 
 if TYPE_CHECKING:  # needs a GPU
-    from demo_game.render.binding import BufferPart
+    from cml_engine.demo_game.render.binding import BufferPart
 
 
 def tile_input(tile: TileId, seed: int) -> Array:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import cml_engine as cml
-from demo_game import operators  # registers the game's own operators
-from demo_game.cooking import cooked_set
-from demo_game.world.tile import PAINTED, TileId
+from cml_engine.demo_game import operators  # registers the game's own operators
+from cml_engine.demo_game.cooking import cooked_set
+from cml_engine.demo_game.world.tile import PAINTED, TileId
 
 MODELS = Path(__file__).with_name("models")
 #: the integer world's networks, as far as they differ from the float world's

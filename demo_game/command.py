@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import cml_engine as cml
+from cml_engine.demo_game import STARTED
+from cml_engine.demo_game.reporting.report import RunReport, player_table, table
+from cml_engine.demo_game.world.sun import LIGHTS
 from cml_engine.errors.arguments import BUDGET_MS, TIMES, FloatRange, IntegerRange
 from cml_engine.io.atomic_write import write_atomically
-from demo_game import STARTED
-from demo_game.reporting.report import RunReport, player_table, table
-from demo_game.world.sun import LIGHTS
 
 if TYPE_CHECKING:  # what needs a GPU is imported when there is one
-    from demo_game.game import Settings
-    from demo_game.render.quality import Quality
+    from cml_engine.demo_game.game import Settings
+    from cml_engine.demo_game.render.quality import Quality
 
 OUT = Path("out")
 MEGABYTES = FloatRange(1, 1_000_000, "MiB")
@@ -155,7 +155,7 @@ def run(options: argparse.Namespace) -> int:
     windowed = not (options.headless or options.compare)
     need_extra(windowed, overlay=windowed or options.overlay or bool(options.panels))
     if options.panels:
-        from demo_game.overlay.overlay import check_panels
+        from cml_engine.demo_game.overlay.overlay import check_panels
 
         check_panels(options.panels)
     try:
@@ -166,13 +166,13 @@ def run(options: argparse.Namespace) -> int:
             raise
         say(f"{error}\nWithout a GPU there is no picture: the networks make tiles on the CPU.")
         return run_on_cpu(options)
-    from demo_game.presets import choose
+    from cml_engine.demo_game.presets import choose
 
     quality, settings, notice = choose(gpu, options)
     say(notice)
     if not windowed:
         return run_headless(gpu, quality, settings, options)
-    from demo_game.window import GameWindow, open_canvas, run_window
+    from cml_engine.demo_game.window import GameWindow, open_canvas, run_window
 
     window = GameWindow(
         open_canvas(quality, settings),
@@ -212,11 +212,11 @@ def seed_of(options: argparse.Namespace) -> int:
     Raises :class:`cml.InputError` for options that contradict the planet.
     """
     if options.planet is None:
-        from demo_game.presets import SEED
+        from cml_engine.demo_game.presets import SEED
 
         return SEED if options.seed is None else int(options.seed)
+    from cml_engine.demo_game.bake.planet import Planet
     from cml_engine.distributed import need_extra
-    from demo_game.bake.planet import Planet
 
     need_extra()
     if options.watch:
@@ -239,9 +239,9 @@ def run_headless(
 
     Returns 0, or 1 if ``--integer`` runs disagree about the world.
     """
-    from demo_game.headless import MODES, Options
-    from demo_game.headless import run as fly
-    from demo_game.presets import make_settings
+    from cml_engine.demo_game.headless import MODES, Options
+    from cml_engine.demo_game.headless import run as fly
+    from cml_engine.demo_game.presets import make_settings
 
     report, screenshot = options.report, options.screenshot
     if report is None and screenshot is None:
@@ -293,7 +293,7 @@ def tell_world(
     With ``--compare`` it also computes the tiles of the last picture with NumPy and compares
     their hash.
     """
-    from demo_game.reporting.digest import compare_worlds
+    from cml_engine.demo_game.reporting.digest import compare_worlds
 
     worlds = {run.mode: run.world for run in runs}
     if options.compare:
@@ -305,10 +305,10 @@ def tell_world(
 
 def cpu_world(quality: Quality, settings: Settings, options: argparse.Namespace) -> str:
     """Computes the tiles of the flight's last picture with NumPy; returns their world's hash."""
-    from demo_game.chain import load_chain
-    from demo_game.flight import ScriptedFlight
-    from demo_game.game import SPARE_SLOTS
-    from demo_game.reporting.digest import tiles_of_picture, world_on_cpu
+    from cml_engine.demo_game.chain import load_chain
+    from cml_engine.demo_game.flight import ScriptedFlight
+    from cml_engine.demo_game.game import SPARE_SLOTS
+    from cml_engine.demo_game.reporting.digest import tiles_of_picture, world_on_cpu
 
     seconds = options.start + options.frames * settings.frame_ms / 1e3
     pose, max_tiles = ScriptedFlight(settings.seed).pose(seconds), quality.slots - SPARE_SLOTS
@@ -318,7 +318,7 @@ def cpu_world(quality: Quality, settings: Settings, options: argparse.Namespace)
 
 def run_on_cpu(options: argparse.Namespace) -> int:
     """Computes a square of tiles with NumPy, writes their report and a map, and returns 0."""
-    from demo_game.cpu_run import run as make
+    from cml_engine.demo_game.cpu_run import run as make
 
     report = options.report or OUT / "demo.json"
     screenshot = options.screenshot or OUT / "demo.png"
@@ -327,7 +327,7 @@ def run_on_cpu(options: argparse.Namespace) -> int:
     for name, ms in summary["ms_per_tile"].items():
         print(f"  {name:12s} {ms:8.2f} ms per tile")
     if options.integer and options.compare:
-        from demo_game.presets import make_settings
+        from cml_engine.demo_game.presets import make_settings
 
         print(f"world {cpu_world(*make_settings(options), options)} (CPU)")
     write_atomically(report, json.dumps(summary, indent=2))

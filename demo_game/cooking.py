@@ -45,7 +45,7 @@ def make(report: Callable[[str], object] = lambda line: None) -> None:
     ``report`` is called with the name and size of each file.
     """
     from cml_engine.cooked import cook
-    from demo_game import operators  # noqa: F401 - registers the game's own operators
+    from cml_engine.demo_game import operators  # noqa: F401 - registers the game's own operators
 
     before = _fingerprint()
     _manifest().unlink(missing_ok=True)

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from cml_engine.demo_game.chain import load_chain
+from cml_engine.demo_game.flight import find_start
+from cml_engine.demo_game.reporting.digest import tile_digest, world_hash
+from cml_engine.demo_game.tile_maker import TileMaker
+from cml_engine.demo_game.world.overhead import SIDE, overhead
+from cml_engine.demo_game.world.tile import TileId
 from cml_engine.io.atomic_write import write_atomically
-from demo_game.chain import load_chain
-from demo_game.flight import find_start
-from demo_game.reporting.digest import tile_digest, world_hash
-from demo_game.tile_maker import TileMaker
-from demo_game.world.overhead import SIDE, overhead
-from demo_game.world.tile import TileId
 
 #: tiles along a side of the square, and their level, on which a kilometre is a few tiles
 _SIDE, _LEVEL = 4, 1

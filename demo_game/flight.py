@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from demo_game.world import noise
-from demo_game.world.bounds import ground
-from demo_game.world.noise import Cells
-from demo_game.world.tile import TileId
+from cml_engine.demo_game.world import noise
+from cml_engine.demo_game.world.bounds import ground
+from cml_engine.demo_game.world.noise import Cells
+from cml_engine.demo_game.world.tile import TileId
 
 #: metres above the land, and metres per second
 ALTITUDE_M, SPEED = 160.0, 70.0

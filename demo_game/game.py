@@ -26,27 +26,27 @@ from cml_engine import (
     operators_per_frame,
     plan_frame,
 )
+from cml_engine.demo_game.agents import Agents, FileWatch
+from cml_engine.demo_game.chain import load_chain
+from cml_engine.demo_game.driver_threads import pin_driver_threads
+from cml_engine.demo_game.flight import Pose
+from cml_engine.demo_game.operators.light import relight
+from cml_engine.demo_game.render.binding import Descriptor
+from cml_engine.demo_game.render.camera import Camera
+from cml_engine.demo_game.render.drawn import DrawnTiles
+from cml_engine.demo_game.render.pace import EFFORTS, DrawingPace, Effort
+from cml_engine.demo_game.render.quality import Quality
+from cml_engine.demo_game.render.renderer import DrawStats, Renderer
+from cml_engine.demo_game.streaming import Streaming
+from cml_engine.demo_game.world.bounds import Boxes
+from cml_engine.demo_game.world.draft import LEVELS as DRAFT_LEVELS
+from cml_engine.demo_game.world.quadtree import Detail, Selection, fit_detail, list_needed, select
+from cml_engine.demo_game.world.sun import DAY, Light
+from cml_engine.demo_game.world.tile import TileId
 from cml_engine.tools.panel import FrameLog, FrameSample
-from demo_game.agents import Agents, FileWatch
-from demo_game.chain import load_chain
-from demo_game.driver_threads import pin_driver_threads
-from demo_game.flight import Pose
-from demo_game.operators.light import relight
-from demo_game.render.binding import Descriptor
-from demo_game.render.camera import Camera
-from demo_game.render.drawn import DrawnTiles
-from demo_game.render.pace import EFFORTS, DrawingPace, Effort
-from demo_game.render.quality import Quality
-from demo_game.render.renderer import DrawStats, Renderer
-from demo_game.streaming import Streaming
-from demo_game.world.bounds import Boxes
-from demo_game.world.draft import LEVELS as DRAFT_LEVELS
-from demo_game.world.quadtree import Detail, Selection, fit_detail, list_needed, select
-from demo_game.world.sun import DAY, Light
-from demo_game.world.tile import TileId
 
 if TYPE_CHECKING:
-    from demo_game.bake.flying import PlanetTiles
+    from cml_engine.demo_game.bake.flying import PlanetTiles
 
 Mode = Literal["sliced", "layer", "unsliced"]
 #: encodes the overlay's pass; its second argument is the pass's ``timestamp_writes``
@@ -476,8 +476,8 @@ def _planet(gpu: cml.Gpu, settings: Settings, agents: Agents) -> PlanetTiles | N
     """Opens the baked planet and returns its tile source; None if the settings name no planet."""
     if settings.planet is None:
         return None
-    from demo_game.bake.flying import PlanetTiles  # Zarr is an extra
-    from demo_game.bake.planet import Planet
+    from cml_engine.demo_game.bake.flying import PlanetTiles  # Zarr is an extra
+    from cml_engine.demo_game.bake.planet import Planet
 
     planet = Planet(settings.planet)
     planet.open(agents.chain, settings.seed)

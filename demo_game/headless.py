@@ -15,20 +15,20 @@ import wgpu
 from PIL import Image
 
 import cml_engine as cml
+from cml_engine.demo_game.arrays import Array
+from cml_engine.demo_game.flight import Pose, ScriptedFlight
+from cml_engine.demo_game.game import Game, Settings
+from cml_engine.demo_game.render.binding import Descriptor
+from cml_engine.demo_game.render.quality import Quality
+from cml_engine.demo_game.render.targets import target_format
+from cml_engine.demo_game.reporting.digest import Digests
+from cml_engine.demo_game.reporting.report import RunReport, bytes_by_owner, percentiles
+from cml_engine.demo_game.streaming import Counts
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.tools.panel import FrameSample
-from demo_game.arrays import Array
-from demo_game.flight import Pose, ScriptedFlight
-from demo_game.game import Game, Settings
-from demo_game.render.binding import Descriptor
-from demo_game.render.quality import Quality
-from demo_game.render.targets import target_format
-from demo_game.reporting.digest import Digests
-from demo_game.reporting.report import RunReport, bytes_by_owner, percentiles
-from demo_game.streaming import Counts
 
 if TYPE_CHECKING:
-    from demo_game.overlay.overlay import Overlay
+    from cml_engine.demo_game.overlay.overlay import Overlay
 
 FORMAT = "rgba8unorm-srgb"
 #: seconds without a finished tile after which loading or settling fails
@@ -103,7 +103,7 @@ class HeadlessRun:
         """Opens the overlay, unless imgui is not installed or no panel is to be shown."""
         if self.options.panels == () or find_spec("imgui_bundle") is None:
             return
-        from demo_game.overlay.overlay import Overlay
+        from cml_engine.demo_game.overlay.overlay import Overlay
 
         quality, panels = self.quality, self.options.panels
         self.overlay = Overlay(self.game, self.format, quality.width, quality.height, panels=panels)

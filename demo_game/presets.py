@@ -6,9 +6,9 @@ import argparse
 from dataclasses import replace
 
 import cml_engine as cml
-from demo_game.game import Settings
-from demo_game.render.quality import PRESETS, Quality
-from demo_game.world.sun import LIGHTS
+from cml_engine.demo_game.game import Settings
+from cml_engine.demo_game.render.quality import PRESETS, Quality
+from cml_engine.demo_game.world.sun import LIGHTS
 
 #: the world's default seed
 SEED = 7

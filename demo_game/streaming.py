@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cml_engine import FrameScheduler, Job
-from demo_game.agents import TileJobs, TileSource
-from demo_game.chain import name_shown_tensors
-from demo_game.world.draft import drafts
-from demo_game.world.quadtree import Selection
-from demo_game.world.tile import MAX_LEVEL, TileId
+from cml_engine.demo_game.agents import TileJobs, TileSource
+from cml_engine.demo_game.chain import name_shown_tensors
+from cml_engine.demo_game.world.draft import drafts
+from cml_engine.demo_game.world.quadtree import Selection
+from cml_engine.demo_game.world.tile import MAX_LEVEL, TileId
 
 if TYPE_CHECKING:  # needs a GPU
     import wgpu
 
-    from demo_game.render.tiles import TilePool
+    from cml_engine.demo_game.render.tiles import TilePool
 
 #: the tiles that are generated at a time: at least, so that one can run while the jobs of another
 #: wait for each other, and at most

@@ -11,10 +11,10 @@ from types import MappingProxyType
 from typing import Any
 
 import cml_engine as cml
-from demo_game.agents import tile_input
-from demo_game.arrays import Array
-from demo_game.chain import READS_TILE, Chain
-from demo_game.world.tile import TileId
+from cml_engine.demo_game.agents import tile_input
+from cml_engine.demo_game.arrays import Array
+from cml_engine.demo_game.chain import READS_TILE, Chain
+from cml_engine.demo_game.world.tile import TileId
 
 #: called with each node of a network and its results
 Watch = Callable[[Any, Any], None]

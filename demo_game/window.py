@@ -13,14 +13,14 @@ import wgpu
 
 import cml_engine as cml
 from cml_engine import FrameReport, write_trace
-from demo_game.flight import FreeFlight, Pose, ScriptedFlight
-from demo_game.game import DrawOverlay, Game, Settings
-from demo_game.overlay.overlay import Overlay
-from demo_game.render.binding import Descriptor
-from demo_game.render.quality import Quality
-from demo_game.render.targets import target_format
-from demo_game.reporting.report import bytes_by_owner
-from demo_game.x11 import call_if_destroyed
+from cml_engine.demo_game.flight import FreeFlight, Pose, ScriptedFlight
+from cml_engine.demo_game.game import DrawOverlay, Game, Settings
+from cml_engine.demo_game.overlay.overlay import Overlay
+from cml_engine.demo_game.render.binding import Descriptor
+from cml_engine.demo_game.render.quality import Quality
+from cml_engine.demo_game.render.targets import target_format
+from cml_engine.demo_game.reporting.report import bytes_by_owner
+from cml_engine.demo_game.x11 import call_if_destroyed
 
 OUT = Path("out")
 #: a minute of frames; a longer trace is cut there

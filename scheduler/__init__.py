@@ -6,21 +6,27 @@
 """
 
 import logging
+import sys
+from importlib import import_module
 
 from cml_engine.compiler.plan import Slice, StepCost, Timing
-from scheduler.clock import Clock, RealClock, VirtualClock
-from scheduler.executor import Executor, Network
-from scheduler.frame_scheduler import FrameScheduler
-from scheduler.jobs.job import Job, JobOutput
-from scheduler.jobs.lifecycle import AdmissionError
-from scheduler.planning.controller import FixedBudget, SpareBudget
-from scheduler.planning.cost_model import CostModel
-from scheduler.planning.plan import Planner, operators_per_frame, plan_frame
-from scheduler.planning.policy import by_priority, fair_share, least_laxity
-from scheduler.reports import FrameReport, SliceReport
-from scheduler.tiling import TiledJob, submit_tiled
-from scheduler.tools.trace import write_trace
-from scheduler.tuning import Tuning
+from cml_engine.scheduler.clock import Clock, RealClock, VirtualClock
+from cml_engine.scheduler.executor import Executor, Network
+from cml_engine.scheduler.frame_scheduler import FrameScheduler
+from cml_engine.scheduler.jobs.job import Job, JobOutput
+from cml_engine.scheduler.jobs.lifecycle import AdmissionError
+from cml_engine.scheduler.planning.controller import FixedBudget, SpareBudget
+from cml_engine.scheduler.planning.cost_model import CostModel
+from cml_engine.scheduler.planning.plan import Planner, operators_per_frame, plan_frame
+from cml_engine.scheduler.planning.policy import by_priority, fair_share, least_laxity
+from cml_engine.scheduler.reports import FrameReport, SliceReport
+from cml_engine.scheduler.tiling import TiledJob, submit_tiled
+from cml_engine.scheduler.tools.trace import write_trace
+from cml_engine.scheduler.tuning import Tuning
+
+if __name__ == "scheduler":
+    # a checkout's folder: its modules exist once, in cml_engine
+    sys.modules[__name__] = import_module("cml_engine.scheduler")
 
 #: by default log messages are not shown
 logging.getLogger(__name__).addHandler(logging.NullHandler())

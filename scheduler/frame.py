@@ -11,14 +11,14 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from cml_engine.compiler.plan import Slice
-from scheduler.executor import Handle, Network, exclusivity_key
-from scheduler.jobs.job import Job
-from scheduler.jobs.job_list import NetworkQueue
-from scheduler.jobs.lifecycle import Lifecycle, gathered_inputs
-from scheduler.planning.cost_model import CostModel
-from scheduler.planning.plan import FramePlan, FrameState, PlannedSlice, Planner
-from scheduler.planning.policy import Policy
-from scheduler.reports import FrameReport, Reason, SliceReport
+from cml_engine.scheduler.executor import Handle, Network, exclusivity_key
+from cml_engine.scheduler.jobs.job import Job
+from cml_engine.scheduler.jobs.job_list import NetworkQueue
+from cml_engine.scheduler.jobs.lifecycle import Lifecycle, gathered_inputs
+from cml_engine.scheduler.planning.cost_model import CostModel
+from cml_engine.scheduler.planning.plan import FramePlan, FrameState, PlannedSlice, Planner
+from cml_engine.scheduler.planning.policy import Policy
+from cml_engine.scheduler.reports import FrameReport, Reason, SliceReport
 
 if TYPE_CHECKING:
     import wgpu
@@ -74,7 +74,7 @@ def _candidates(
 
     The reason is reported if the jobs end before the budget is used. A candidate is not paused,
     has its inputs, and its network is ready and free. Of the jobs that wait for the same network
-    only the few that may come first are included (:mod:`scheduler.jobs.job_list`). Networks that
+    only the few that may come first are included (``scheduler/jobs/job_list.py``). Networks that
     are not ready are prepared further.
     """
     jobs.job_list.refresh_foreign_jobs()

@@ -21,7 +21,7 @@ from cml_engine.errors.arguments import (
     shortened,
 )
 from cml_engine.io.json_files import JsonObject
-from scheduler.clock import (
+from cml_engine.scheduler.clock import (
     Clock,
     RealClock,
     SteadyClock,
@@ -30,11 +30,18 @@ from scheduler.clock import (
     check_share,
     is_ms,
 )
-from scheduler.executor import WALL_CLOCK, Executor, ExecutorSource, Network
-from scheduler.frame import append, apply, begin, fail_all_where_lost, gather, networks_ready
-from scheduler.frame_timings import FrameTimings, group_slices, most_unsettled
-from scheduler.jobs.job import Job
-from scheduler.jobs.lifecycle import (
+from cml_engine.scheduler.executor import WALL_CLOCK, Executor, ExecutorSource, Network
+from cml_engine.scheduler.frame import (
+    append,
+    apply,
+    begin,
+    fail_all_where_lost,
+    gather,
+    networks_ready,
+)
+from cml_engine.scheduler.frame_timings import FrameTimings, group_slices, most_unsettled
+from cml_engine.scheduler.jobs.job import Job
+from cml_engine.scheduler.jobs.lifecycle import (
     Admission,
     FramePace,
     Lifecycle,
@@ -42,19 +49,24 @@ from scheduler.jobs.lifecycle import (
     network_of,
     one_line,
 )
-from scheduler.planning.controller import BackOff, BudgetController, FixedBudget, SpareBudget
-from scheduler.planning.cost_model import CostModel, FirstGuess
-from scheduler.planning.plan import Planner, plan_frame
-from scheduler.planning.policy import Policy, least_laxity
-from scheduler.recording import Recorder, Recording
-from scheduler.reports import FrameReport
+from cml_engine.scheduler.planning.controller import (
+    BackOff,
+    BudgetController,
+    FixedBudget,
+    SpareBudget,
+)
+from cml_engine.scheduler.planning.cost_model import CostModel, FirstGuess
+from cml_engine.scheduler.planning.plan import Planner, plan_frame
+from cml_engine.scheduler.planning.policy import Policy, least_laxity
+from cml_engine.scheduler.recording import Recorder, Recording
+from cml_engine.scheduler.reports import FrameReport
 
 if TYPE_CHECKING:
     import wgpu
 
     from cml_engine.gpu.gpu import Gpu
     from cml_engine.runtime.session import Session
-    from scheduler.executor import Network
+    from cml_engine.scheduler.executor import Network
 
 
 class Submitter(Protocol):
@@ -238,8 +250,8 @@ class FrameScheduler:
     def record(self) -> Recording:
         """Starts a recording of all inputs and decisions, and returns it.
 
-        The recording grows with every frame; :func:`scheduler.tools.replay.replay` runs it
-        again. Raises :class:`cml_engine.InputError` if the scheduler already has jobs.
+        The recording grows with every frame; ``scheduler/tools/replay.py`` runs it again.
+        Raises :class:`cml_engine.InputError` if the scheduler already has jobs.
         """
         if self.jobs:
             raise InputError(
@@ -316,7 +328,7 @@ class FrameScheduler:
             others, and the session's jobs run in the order in which they were submitted.
         priority : the job's share relative to other jobs, 2 is twice 1; a job of priority 0 gets
             only the time that all others leave.
-        deadline_ms : milliseconds from now; see :func:`scheduler.least_laxity`.
+        deadline_ms : milliseconds from now; see :func:`cml_engine.scheduler.least_laxity`.
         slot : a name; a waiting job of the same slot is superseded (cancelled) by this one.
         admission : the reaction to a deadline that cannot be met beside the present jobs: accept,
             warn, or refuse with :class:`AdmissionError`.

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from cml_engine.compiler.plan import StepCost, Timing
-from scheduler.executor import WALL_CLOCK, Executor
-from scheduler.planning.controller import BackOff
-from scheduler.planning.cost_model import CostModel, FirstGuess
-from scheduler.planning.plan import PlannedSlice
-from scheduler.reports import FrameReport, GroupTime
+from cml_engine.scheduler.executor import WALL_CLOCK, Executor
+from cml_engine.scheduler.planning.controller import BackOff
+from cml_engine.scheduler.planning.cost_model import CostModel, FirstGuess
+from cml_engine.scheduler.planning.plan import PlannedSlice
+from cml_engine.scheduler.reports import FrameReport, GroupTime
 
 #: a frame whose prediction is below this share of the budget says nothing about the tail
 _TELLING = 0.25

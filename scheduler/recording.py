@@ -16,8 +16,8 @@ from pathlib import Path
 from cml_engine.compiler.plan import StepCost, Timing
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.json_files import JsonObject, read_json
-from scheduler.jobs.job import Job
-from scheduler.reports import FrameReport
+from cml_engine.scheduler.jobs.job import Job
+from cml_engine.scheduler.reports import FrameReport
 
 _FORMAT = "cml recording 6"
 

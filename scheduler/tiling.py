@@ -12,8 +12,8 @@ from cml_engine.errors.arguments import check_callable, check_instance
 from cml_engine.ir.graph import Array
 from cml_engine.runtime.session import Session
 from cml_engine.runtime.tiling import Tile, Tiles
-from scheduler.frame_scheduler import FrameScheduler
-from scheduler.jobs.job import Awaitable, Job, State
+from cml_engine.scheduler.frame_scheduler import FrameScheduler
+from cml_engine.scheduler.jobs.job import Awaitable, Job, State
 
 #: tiles that are queued at a time; each keeps its inputs in memory
 _AHEAD = 4

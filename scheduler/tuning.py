@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scheduler.executor import WALL_CLOCK, Network
-from scheduler.frame_scheduler import FrameScheduler
-from scheduler.jobs.job import Job
-from scheduler.reports import FrameReport, SliceReport
+from cml_engine.scheduler.executor import WALL_CLOCK, Network
+from cml_engine.scheduler.frame_scheduler import FrameScheduler
+from cml_engine.scheduler.jobs.job import Job
+from cml_engine.scheduler.reports import FrameReport, SliceReport
 
 if TYPE_CHECKING:
     from cml_engine.compiler.plan import Plan

@@ -61,7 +61,7 @@ def _wrong_guesses(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     """Multiplies the first guess of each cost key by a random factor up to :data:`WRONG_BY`."""
     if WRONG_BY == 1.0 or request.node.get_closest_marker("shipped_guesses"):
         return
-    from scheduler.planning.cost_model import FirstGuess
+    from cml_engine.scheduler.planning.cost_model import FirstGuess
 
     factor_of = FirstGuess._factor
 

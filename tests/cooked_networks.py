@@ -30,7 +30,7 @@ import numpy as np
 import cml_engine as cml
 from cml_engine.cooked import cook
 from cml_engine.runtime.session import random_inputs
-from scheduler.tools.commands import cooked_guesses
+from cml_engine.scheduler.tools.commands import cooked_guesses
 from tests.campaign import FAILS, run_cases
 from tests.fixtures import no_compiler
 from tests.players.building import build
@@ -50,7 +50,7 @@ INTEGER_AGENTS = ("upres", "texture", "population")
 
 def agent(name: str) -> cml.Graph:
     """Returns the demo game's network of that name."""
-    from demo_game.chain import MODELS
+    from cml_engine.demo_game.chain import MODELS
 
     return cml.load(MODELS / f"{name}.nnef")
 
@@ -176,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--in-c", action="store_true", help="play the files with the C player")
     parser.add_argument("--in-web", action="store_true", help="play them with JavaScript's")
     options = parser.parse_args(arguments)
-    import demo_game.operators  # noqa: F401 - registers the demo's own operators
+    import cml_engine.demo_game.operators  # noqa: F401 - registers the demo's own operators
 
     gpu = cml.Gpu()
     with tempfile.TemporaryDirectory() as trial:

@@ -19,10 +19,10 @@ import numpy as np
 
 import cml_engine as cml
 from cml_engine import FrameScheduler, SpareBudget
+from cml_engine.demo_game.agents import Agents, TileJobs
+from cml_engine.demo_game.chain import load_chain
+from cml_engine.demo_game.world.tile import TileId
 from cml_engine.gpu.program.program import GpuProgram
-from demo_game.agents import Agents, TileJobs
-from demo_game.chain import load_chain
-from demo_game.world.tile import TileId
 
 _FRAME_MS = 1000 / 60
 #: milliseconds of a frame that the scheduler is told have passed, and the most that it plans

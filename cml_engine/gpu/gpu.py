@@ -46,7 +46,7 @@ class Gpu(Device):
         return f"<Gpu '{self.name}'>"
 
     def executor(self) -> FrameExecutor:
-        """Returns a new executor that a :class:`scheduler.FrameScheduler` uses for this device."""
+        """Returns an executor, with which a ``FrameScheduler`` uses this device."""
         return FrameExecutor(self)
 
     def frame_timer(self, names: Sequence[str], every: int = 1) -> FrameTimer:

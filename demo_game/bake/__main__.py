@@ -93,11 +93,11 @@ def run(options: argparse.Namespace) -> int:
     Raises :class:`cml.InputError` after the map if tiles were set aside.
     """
     need_extra()
-    from demo_game.bake.picture import write_picture
-    from demo_game.bake.planet import Planet, layers_of, manifest, models, rules
-    from demo_game.bake.region import region_of
-    from demo_game.bake.work import PlanetWork, cooked_networks
-    from demo_game.chain import load_chain
+    from cml_engine.demo_game.bake.picture import write_picture
+    from cml_engine.demo_game.bake.planet import Planet, layers_of, manifest, models, rules
+    from cml_engine.demo_game.bake.region import region_of
+    from cml_engine.demo_game.bake.work import PlanetWork, cooked_networks
+    from cml_engine.demo_game.chain import load_chain
 
     region = region_of(options.region, options.levels)
     models_folder = options.models.absolute() if options.models else None

@@ -9,11 +9,11 @@ import wgpu
 
 import cml_engine as cml
 from cml_engine import FrameScheduler
-from demo_game.agents import TileJobs, TileSource
-from demo_game.arrays import Array
-from demo_game.bake.planet import Planet
-from demo_game.render.binding import BufferPart, GpuMemory
-from demo_game.world.tile import TileId
+from cml_engine.demo_game.agents import TileJobs, TileSource
+from cml_engine.demo_game.arrays import Array
+from cml_engine.demo_game.bake.planet import Planet
+from cml_engine.demo_game.render.binding import BufferPart, GpuMemory
+from cml_engine.demo_game.world.tile import TileId
 
 OWNER = "planet"
 #: number of reading threads: Zarr decompresses without the GIL

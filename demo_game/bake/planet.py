@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 import cml_engine as cml
+from cml_engine.demo_game.arrays import Array
+from cml_engine.demo_game.bake.region import Region, region_of
+from cml_engine.demo_game.chain import INSTANCES, POPULATED_LEVELS, Chain, name_shown_tensors
+from cml_engine.demo_game.reporting.digest import tile_digest
+from cml_engine.demo_game.world.tile import FINE, TileId
 from cml_engine.distributed import Cell, Coordinate, Layer, Store, Unit, graph_digest, manifest_of
-from demo_game.arrays import Array
-from demo_game.bake.region import Region, region_of
-from demo_game.chain import INSTANCES, POPULATED_LEVELS, Chain, name_shown_tensors
-from demo_game.reporting.digest import tile_digest
-from demo_game.world.tile import FINE, TileId
 
 #: arrays of a tile that a map shows
 SEEN = ("height", "shading", "albedo")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import cml_engine as cml
-from demo_game.world.tile import MAX_LEVEL, TileId
+from cml_engine.demo_game.world.tile import MAX_LEVEL, TileId
 
 #: the farthest tile of level 0 from the origin: cells are numbered by 32-bit integers
 _FURTHEST = 1 << 24

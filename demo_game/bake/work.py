@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 
 import cml_engine as cml
+from cml_engine.demo_game.bake.planet import models, rules, tiles_of, to_cells
+from cml_engine.demo_game.chain import MODELS, Chain, load_chain
+from cml_engine.demo_game.cooking import cooked_set
+from cml_engine.demo_game.tile_maker import TileMaker
+from cml_engine.demo_game.world.tile import TileId
 from cml_engine.distributed import ANY_DEVICE, Layer, Unit, UnitClock, UnitResult
-from demo_game.bake.planet import models, rules, tiles_of, to_cells
-from demo_game.chain import MODELS, Chain, load_chain
-from demo_game.cooking import cooked_set
-from demo_game.tile_maker import TileMaker
-from demo_game.world.tile import TileId
 
 
 @dataclass(frozen=True)

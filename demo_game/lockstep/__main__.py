@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import cml_engine as cml
+from cml_engine.demo_game.chain import load_chain
+from cml_engine.demo_game.lockstep.connection import Connection, accept, join, listen
+from cml_engine.demo_game.lockstep.play import Player, play
+from cml_engine.demo_game.tile_maker import TileMaker
 from cml_engine.errors.arguments import FloatRange, IntegerRange
-from demo_game.chain import load_chain
-from demo_game.lockstep.connection import Connection, accept, join, listen
-from demo_game.lockstep.play import Player, play
-from demo_game.tile_maker import TileMaker
 
 _LOCAL = "127.0.0.1"
 MINUTES = FloatRange(0, 1_000_000, "minutes")

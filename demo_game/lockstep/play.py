@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 import cml_engine as cml
-from demo_game.arrays import Array
-from demo_game.chain import DRAWN
-from demo_game.lockstep.connection import Connection
-from demo_game.reporting.digest import rules_of, tile_digest
-from demo_game.tile_maker import TileMaker
-from demo_game.world.tile import MAX_LEVEL, TileId
+from cml_engine.demo_game.arrays import Array
+from cml_engine.demo_game.chain import DRAWN
+from cml_engine.demo_game.lockstep.connection import Connection
+from cml_engine.demo_game.reporting.digest import rules_of, tile_digest
+from cml_engine.demo_game.tile_maker import TileMaker
+from cml_engine.demo_game.world.tile import MAX_LEVEL, TileId
 
 #: seconds between two lines about the progress
 _SAY_EVERY_S = 30.0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import cml_engine as cml
-from demo_game.arrays import Array
+from cml_engine.demo_game.arrays import Array
 
 TILE = cml.Fact("integer", (1, 4))
 EXACT = cml.Tolerance(0, 0, "whole numbers")

@@ -17,12 +17,12 @@ from __future__ import annotations
 import numpy as np
 
 import cml_engine as cml
-from demo_game.arrays import Array
-from demo_game.operators.declaring import TILE, declare
-from demo_game.world import exact_noise, noise
-from demo_game.world.exact_noise import multiply_shift, shift_and_round
-from demo_game.world.grids import fold, grid, half_cells
-from demo_game.world.tile import COARSE, COARSE_APRON, SCALE, WIDE, WIDE_APRON
+from cml_engine.demo_game.arrays import Array
+from cml_engine.demo_game.operators.declaring import TILE, declare
+from cml_engine.demo_game.world import exact_noise, noise
+from cml_engine.demo_game.world.exact_noise import multiply_shift, shift_and_round
+from cml_engine.demo_game.world.grids import fold, grid, half_cells
+from cml_engine.demo_game.world.tile import COARSE, COARSE_APRON, SCALE, WIDE, WIDE_APRON
 
 HEIGHTS = cml.Fact("integer", (1, 1, COARSE, COARSE))
 _LAND = (

@@ -12,11 +12,11 @@ from collections.abc import Callable
 import numpy as np
 
 import cml_engine as cml
-from demo_game.arrays import Array
-from demo_game.operators.declaring import EXACT, TILE, declare
-from demo_game.world import noise
-from demo_game.world.grids import fold, grid, half_cells
-from demo_game.world.tile import CELL_M, COARSE, COARSE_APRON, SCALE, WIDE, WIDE_APRON
+from cml_engine.demo_game.arrays import Array
+from cml_engine.demo_game.operators.declaring import EXACT, TILE, declare
+from cml_engine.demo_game.world import noise
+from cml_engine.demo_game.world.grids import fold, grid, half_cells
+from cml_engine.demo_game.world.tile import CELL_M, COARSE, COARSE_APRON, SCALE, WIDE, WIDE_APRON
 
 _AMPLITUDES = [noise.amplitude(octave) for octave in range(noise.TOP_OCTAVE + 1)]
 #: attributes of the operators that compute the land's octaves

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 import cml_engine as cml
-from demo_game.arrays import Array
-from demo_game.operators.declaring import EXACT, declare
-from demo_game.world.sun import SUN, Light
-from demo_game.world.tile import FINE, FINE_APRON, WIDE, WIDE_APRON
+from cml_engine.demo_game.arrays import Array
+from cml_engine.demo_game.operators.declaring import EXACT, declare
+from cml_engine.demo_game.world.sun import SUN, Light
+from cml_engine.demo_game.world.tile import FINE, FINE_APRON, WIDE, WIDE_APRON
 
 _WAYS = ((1, 0), (1, 1), (0, 1), (-1, 1), (-1, 0), (-1, -1), (0, -1), (1, -1))
 #: distances in cells of the samples along a direction; the farthest diagonal is within the apron

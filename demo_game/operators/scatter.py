@@ -17,12 +17,12 @@ from collections.abc import Sequence
 import numpy as np
 
 import cml_engine as cml
-from demo_game.arrays import Array
-from demo_game.operators.declaring import TILE, declare
-from demo_game.operators.exact import GROUND, TILES, make_steep_heights
-from demo_game.world.exact_noise import HEIGHT_BITS, multiply_shift
-from demo_game.world.noise import hash_lattice, mix
-from demo_game.world.tile import CELLS, FINE, FINE_APRON, WIDE, WIDE_APRON
+from cml_engine.demo_game.arrays import Array
+from cml_engine.demo_game.operators.declaring import TILE, declare
+from cml_engine.demo_game.operators.exact import GROUND, TILES, make_steep_heights
+from cml_engine.demo_game.world.exact_noise import HEIGHT_BITS, multiply_shift
+from cml_engine.demo_game.world.noise import hash_lattice, mix
+from cml_engine.demo_game.world.tile import CELLS, FINE, FINE_APRON, WIDE, WIDE_APRON
 
 CANDIDATES = 32
 #: vertices of one instance

@@ -18,8 +18,7 @@ import wgpu
 from imgui_bundle import imgui
 
 import cml_engine as cml
-from cml_engine.tools.panel.palette import Colour
-from demo_game.render.binding import (
+from cml_engine.demo_game.render.binding import (
     COLOURS,
     SAMPLER,
     UNIFORM,
@@ -29,6 +28,7 @@ from demo_game.render.binding import (
     make_pipeline,
     vertices,
 )
+from cml_engine.tools.panel.palette import Colour
 
 _SHADER = Path(__file__).with_name("overlay.hlsl")
 _OWNER = "overlay"

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from imgui_bundle import ImVec4, imgui
 
+from cml_engine.demo_game.game import PLANNERS, POLICIES, Controls
 from cml_engine.tools.panel import Layout, PanelSection, PanelView, drawing, palette
-from demo_game.game import PLANNERS, POLICIES, Controls
 
 if TYPE_CHECKING:
-    from demo_game.game import Game
+    from cml_engine.demo_game.game import Game
 
 _POLICIES = list(POLICIES)
 _MODES = list(PLANNERS)

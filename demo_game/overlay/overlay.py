@@ -11,15 +11,15 @@ import imgui_bundle
 import wgpu
 from imgui_bundle import ImVec2, ImVec4, imgui
 
+from cml_engine.demo_game.overlay.backend import Backend
+from cml_engine.demo_game.overlay.controls import ControlsSection
+from cml_engine.demo_game.render.binding import Descriptor
 from cml_engine.tools.panel import Panel, check_titles, drawing, layout_for, palette
 from cml_engine.tools.panel.drawing import SECTIONS
 from cml_engine.tools.panel.palette import Colour
-from demo_game.overlay.backend import Backend
-from demo_game.overlay.controls import ControlsSection
-from demo_game.render.binding import Descriptor
 
 if TYPE_CHECKING:
-    from demo_game.game import Controls, Game
+    from cml_engine.demo_game.game import Controls, Game
 
 _MARGIN = 6.0
 #: seconds between two frames of imgui: the graph moves and tables change no more often

@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 import wgpu
 
 import cml_engine as cml
-from demo_game.arrays import Array
+from cml_engine.demo_game.arrays import Array
 
 #: a description of a WebGPU object, as wgpu takes it
 Descriptor: TypeAlias = Mapping[str, object]

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from demo_game.arrays import Array
+from cml_engine.demo_game.arrays import Array
 
 Point = tuple[float, float, float]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from demo_game.render.renderer import EDGE_STEPS, NEIGHBOURS, VisibleTile
-from demo_game.streaming import Streaming
-from demo_game.world.quadtree import Detail, Selection
-from demo_game.world.tile import TileId
+from cml_engine.demo_game.render.renderer import EDGE_STEPS, NEIGHBOURS, VisibleTile
+from cml_engine.demo_game.streaming import Streaming
+from cml_engine.demo_game.world.quadtree import Detail, Selection
+from cml_engine.demo_game.world.tile import TileId
 
 
 class DrawnTiles:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from demo_game.arrays import Array
-from demo_game.render.binding import BufferPart
-from demo_game.world.tile import CELLS, TileId
+from cml_engine.demo_game.arrays import Array
+from cml_engine.demo_game.render.binding import BufferPart
+from cml_engine.demo_game.world.tile import CELLS, TileId
 
 if TYPE_CHECKING:  # needs a GPU
     import wgpu

@@ -6,7 +6,7 @@ import numpy as np
 import wgpu
 
 import cml_engine as cml
-from demo_game.arrays import Array
+from cml_engine.demo_game.arrays import Array
 
 SIDE = 256
 LEVELS = 9

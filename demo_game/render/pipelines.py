@@ -9,7 +9,7 @@ from typing import Any
 import wgpu
 
 import cml_engine as cml
-from demo_game.render.binding import (
+from cml_engine.demo_game.render.binding import (
     COLOURS,
     SAMPLER,
     UNIFORM,
@@ -19,10 +19,10 @@ from demo_game.render.binding import (
     texture_array,
     vertices,
 )
-from demo_game.render.mesh import GRASS_DEFINES, TILE_BYTES
-from demo_game.render.plants import INSTANCE_BYTES
-from demo_game.render.quality import Quality
-from demo_game.world.sun import Light
+from cml_engine.demo_game.render.mesh import GRASS_DEFINES, TILE_BYTES
+from cml_engine.demo_game.render.plants import INSTANCE_BYTES
+from cml_engine.demo_game.render.quality import Quality
+from cml_engine.demo_game.world.sun import Light
 
 _SHADERS = Path(__file__).parent / "shaders"
 DEPTH_FORMAT = "depth32float"

@@ -9,7 +9,7 @@ import numpy as np
 import wgpu
 
 import cml_engine as cml
-from demo_game.render.binding import (
+from cml_engine.demo_game.render.binding import (
     BufferPart,
     Descriptor,
     GpuMemory,
@@ -17,8 +17,8 @@ from demo_game.render.binding import (
     make_layout,
     texture_array,
 )
-from demo_game.render.mesh import shapes
-from demo_game.render.quality import Quality
+from cml_engine.demo_game.render.mesh import shapes
+from cml_engine.demo_game.render.quality import Quality
 
 OWNER = "plants"
 #: the largest number of plants on a tile

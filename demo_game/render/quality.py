@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from demo_game.world.quadtree import Detail
-from demo_game.world.tile import PAINTED
+from cml_engine.demo_game.world.quadtree import Detail
+from cml_engine.demo_game.world.tile import PAINTED
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,24 @@ import numpy as np
 import wgpu
 
 import cml_engine as cml
-from demo_game.arrays import Array
-from demo_game.render.binding import Descriptor, GpuMemory, bind
-from demo_game.render.camera import Camera, Point
-from demo_game.render.mesh import TILE_BYTES, draw_grass, find_coarser_step, grid, has_grass
-from demo_game.render.pace import EFFORTS, Effort
-from demo_game.render.patterns import create_patterns
-from demo_game.render.pipelines import Pipelines
-from demo_game.render.quality import Quality
-from demo_game.render.targets import OWNER, Reflection, Targets
-from demo_game.render.tiles import TilePool
-from demo_game.world.sun import DAY, Light
-from demo_game.world.tile import CELLS, TileId
+from cml_engine.demo_game.arrays import Array
+from cml_engine.demo_game.render.binding import Descriptor, GpuMemory, bind
+from cml_engine.demo_game.render.camera import Camera, Point
+from cml_engine.demo_game.render.mesh import (
+    TILE_BYTES,
+    draw_grass,
+    find_coarser_step,
+    grid,
+    has_grass,
+)
+from cml_engine.demo_game.render.pace import EFFORTS, Effort
+from cml_engine.demo_game.render.patterns import create_patterns
+from cml_engine.demo_game.render.pipelines import Pipelines
+from cml_engine.demo_game.render.quality import Quality
+from cml_engine.demo_game.render.targets import OWNER, Reflection, Targets
+from cml_engine.demo_game.render.tiles import TilePool
+from cml_engine.demo_game.world.sun import DAY, Light
+from cml_engine.demo_game.world.tile import CELLS, TileId
 
 #: threads that build pipelines while the rest of the game is loaded
 _BUILDERS = 2

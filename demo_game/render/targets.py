@@ -5,8 +5,8 @@ from __future__ import annotations
 import wgpu
 
 import cml_engine as cml
-from demo_game.render.binding import Descriptor, bind
-from demo_game.render.pipelines import DEPTH_FORMAT, Pipelines
+from cml_engine.demo_game.render.binding import Descriptor, bind
+from cml_engine.demo_game.render.pipelines import DEPTH_FORMAT, Pipelines
 
 OWNER = "picture"
 

@@ -8,11 +8,11 @@ import numpy as np
 import wgpu
 
 import cml_engine as cml
-from demo_game.arrays import Array
-from demo_game.render.binding import BufferPart
-from demo_game.render.plants import Plants
-from demo_game.render.quality import Quality
-from demo_game.world.tile import FINE
+from cml_engine.demo_game.arrays import Array
+from cml_engine.demo_game.render.binding import BufferPart
+from cml_engine.demo_game.render.plants import Plants
+from cml_engine.demo_game.render.quality import Quality
+from cml_engine.demo_game.world.tile import FINE
 
 OWNER = "terrain"
 _Textures = wgpu.TextureUsage

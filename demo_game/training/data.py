@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from demo_game.arrays import Array
-from demo_game.training.erosion import erode
-from demo_game.world import noise
-from demo_game.world.grids import fold, grid, half_cells, unfold
-from demo_game.world.tile import CELL_M, MAX_LEVEL, SCALE
+from cml_engine.demo_game.arrays import Array
+from cml_engine.demo_game.training.erosion import erode
+from cml_engine.demo_game.world import noise
+from cml_engine.demo_game.world.grids import fold, grid, half_cells, unfold
+from cml_engine.demo_game.world.tile import CELL_M, MAX_LEVEL, SCALE
 
 #: worlds with seeds below this are for training, the others for measuring errors
 HELD_OUT = 1 << 20

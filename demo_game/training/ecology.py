@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from demo_game.arrays import Array
-from demo_game.training.materials import Ground, blur, step
+from cml_engine.demo_game.arrays import Array
+from cml_engine.demo_game.training.materials import Ground, blur, step
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from demo_game.arrays import Array
+from cml_engine.demo_game.arrays import Array
 
 #: the eight neighbours (rows down, columns right)
 NEIGHBOURS = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 1), (1, -1), (1, 0), (1, 1))

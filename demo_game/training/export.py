@@ -8,8 +8,8 @@ from math import prod
 from pathlib import Path
 
 import cml_engine as cml
-from demo_game.arrays import Array
-from demo_game.training.networks import AgentNetwork
+from cml_engine.demo_game.arrays import Array
+from cml_engine.demo_game.training.networks import AgentNetwork
 
 
 class GraphOps:

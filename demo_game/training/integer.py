@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 
 import cml_engine as cml
-from demo_game.agents import tile_input
-from demo_game.arrays import Array
-from demo_game.chain import INTEGER, MODELS, POPULATED_LEVELS
-from demo_game.training.data import HELD_OUT, rms
-from demo_game.training.export import build, replace_model
-from demo_game.training.networks import TRAINED
-from demo_game.world.exact_noise import HEIGHT_BITS
-from demo_game.world.tile import MAX_LEVEL, TileId
+from cml_engine.demo_game.agents import tile_input
+from cml_engine.demo_game.arrays import Array
+from cml_engine.demo_game.chain import INTEGER, MODELS, POPULATED_LEVELS
+from cml_engine.demo_game.training.data import HELD_OUT, rms
+from cml_engine.demo_game.training.export import build, replace_model
+from cml_engine.demo_game.training.networks import TRAINED
+from cml_engine.demo_game.world.exact_noise import HEIGHT_BITS
+from cml_engine.demo_game.world.tile import MAX_LEVEL, TileId
 
 #: numbers of tiles: random ones for the ranges, steep ones for the ranges (the steepest of
 #: ``_AMONG`` times as many), and ones that the errors are measured on

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from demo_game.arrays import Array
-from demo_game.training.networks import STRATA
-from demo_game.world.grids import unfold
+from cml_engine.demo_game.arrays import Array
+from cml_engine.demo_game.training.networks import STRATA
+from cml_engine.demo_game.world.grids import unfold
 
 #: samples at the border of a map that are computed from less than all neighbours
 BORDER = 16

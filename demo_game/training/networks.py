@@ -14,8 +14,8 @@ from typing import Protocol, Self, TypeVar
 
 import numpy as np
 
-from demo_game.arrays import Array
-from demo_game.training.data import catmull_rom
+from cml_engine.demo_game.arrays import Array
+from cml_engine.demo_game.training.data import catmull_rom
 
 
 class Arithmetic(Protocol):

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from demo_game.arrays import Array
-from demo_game.training import data, ecology, materials
-from demo_game.training.data import Sample
-from demo_game.training.networks import AGENTS
+from cml_engine.demo_game.arrays import Array
+from cml_engine.demo_game.training import data, ecology, materials
+from cml_engine.demo_game.training.data import Sample
+from cml_engine.demo_game.training.networks import AGENTS
 
 #: makes a square from (rng, held_out): a function of an rng that returns a sample at each call
 Maker = Callable[[np.random.Generator, bool], Callable[[np.random.Generator], Sample]]

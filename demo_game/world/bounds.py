@@ -7,10 +7,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from demo_game.arrays import Array
-from demo_game.world import noise
-from demo_game.world.noise import Cells
-from demo_game.world.tile import CELLS, TileId
+from cml_engine.demo_game.arrays import Array
+from cml_engine.demo_game.world import noise
+from cml_engine.demo_game.world.noise import Cells
+from cml_engine.demo_game.world.tile import CELLS, TileId
 
 #: sample intervals along a side of a tile
 _SAMPLES = 8

@@ -12,10 +12,10 @@ from itertools import groupby
 
 import numpy as np
 
-from demo_game.arrays import Array
-from demo_game.world import noise
-from demo_game.world.noise import Cells
-from demo_game.world.tile import FINE, FINE_APRON, TileId
+from cml_engine.demo_game.arrays import Array
+from cml_engine.demo_game.world import noise
+from cml_engine.demo_game.world.noise import Cells
+from cml_engine.demo_game.world.tile import FINE, FINE_APRON, TileId
 
 #: number of levels with drafts, counted from the coarsest
 LEVELS = 3

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from demo_game.arrays import Array
-from demo_game.world import noise
-from demo_game.world.noise import Cells, hash_lattice
+from cml_engine.demo_game.arrays import Array
+from cml_engine.demo_game.world import noise
+from cml_engine.demo_game.world.noise import Cells, hash_lattice
 
 WORLD_VERSION = 1
 #: fractional bits of a height in metres

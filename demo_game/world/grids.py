@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from demo_game.arrays import Array
-from demo_game.world.noise import Cells
+from cml_engine.demo_game.arrays import Array
+from cml_engine.demo_game.world.noise import Cells
 
 
 def grid(tile: Array, count: int, apron: int, step: int = 1) -> Cells:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from demo_game.arrays import Array
+from cml_engine.demo_game.arrays import Array
 
 #: octaves of the continents, and the longest of the mountains
 CONTINENT_OCTAVES = (13, 12)

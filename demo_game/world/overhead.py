@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from demo_game.arrays import Array
-from demo_game.world.tile import CELLS
+from cml_engine.demo_game.arrays import Array
+from cml_engine.demo_game.world.tile import CELLS
 
 #: pixels along a side of a tile
 SIDE = 2 * CELLS

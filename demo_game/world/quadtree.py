@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from demo_game.world.bounds import box
-from demo_game.world.tile import TileId
+from cml_engine.demo_game.world.bounds import box
+from cml_engine.demo_game.world.tile import TileId
 
 #: share of a level's distance at which its vertices begin to move to the next level's surface.
 #: Late, because tiles of the level below reach farther than their distance, in this level's shape

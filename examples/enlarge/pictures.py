@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-import demo_game
+from cml_engine import demo_game
 from examples.upscale import assets
 
 Array = NDArray[np.float32]

@@ -14,7 +14,7 @@ from weakref import WeakSet
 from cml_engine.compiler.plan import StepCost
 from cml_engine.errors import CmlError, InputError
 from cml_engine.errors.arguments import check_callable, check_text
-from scheduler.executor import Executor, Handle, Network
+from cml_engine.scheduler.executor import Executor, Handle, Network
 
 if TYPE_CHECKING:
     import wgpu

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
-from scheduler.executor import Network
-from scheduler.jobs.job import Job
-from scheduler.planning.policy import (
+from cml_engine.scheduler.executor import Network
+from cml_engine.scheduler.jobs.job import Job
+from cml_engine.scheduler.planning.policy import (
     CATCH_UP_MS,
     Policy,
     by_priority,

@@ -16,15 +16,15 @@ from cml_engine.errors import InputError
 from cml_engine.errors.arguments import check_input_mapping, shortened
 from cml_engine.ir.textures import on_device
 from cml_engine.runtime.session import Session
-from scheduler.clock import SteadyClock, check_number
-from scheduler.executor import Executor, Network, exclusivity_key
-from scheduler.frame_timings import CopyCosts
-from scheduler.jobs.job import ENDED, Awaitable, EndedNetwork, Job, JobOutput, State
-from scheduler.jobs.job_list import JobList
-from scheduler.planning.cost_model import CostModel
-from scheduler.planning.policy import Policy
-from scheduler.recording import Recorder
-from scheduler.reports import FrameReport
+from cml_engine.scheduler.clock import SteadyClock, check_number
+from cml_engine.scheduler.executor import Executor, Network, exclusivity_key
+from cml_engine.scheduler.frame_timings import CopyCosts
+from cml_engine.scheduler.jobs.job import ENDED, Awaitable, EndedNetwork, Job, JobOutput, State
+from cml_engine.scheduler.jobs.job_list import JobList
+from cml_engine.scheduler.planning.cost_model import CostModel
+from cml_engine.scheduler.planning.policy import Policy
+from cml_engine.scheduler.recording import Recorder
+from cml_engine.scheduler.reports import FrameReport
 
 if TYPE_CHECKING:
     import wgpu
@@ -183,7 +183,7 @@ _RETAINING = RLock()
 
 
 class Lifecycle:
-    """The jobs of one scheduler; implements :class:`scheduler.jobs.job.JobOwner`."""
+    """The jobs of one scheduler; implements :class:`cml_engine.scheduler.jobs.job.JobOwner`."""
 
     def __init__(self, executor: Executor, clock: SteadyClock, pace: FramePace) -> None:
         self.pace = pace

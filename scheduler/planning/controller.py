@@ -40,11 +40,11 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from dataclasses import dataclass
 
-from scheduler.clock import check_number, is_ms
-from scheduler.executor import WALL_CLOCK, Executor
-from scheduler.planning.cost_model import CostModel
-from scheduler.planning.margin import MEDIAN_FRAMES, RunningMedian
-from scheduler.reports import FrameReport
+from cml_engine.scheduler.clock import check_number, is_ms
+from cml_engine.scheduler.executor import WALL_CLOCK, Executor
+from cml_engine.scheduler.planning.cost_model import CostModel
+from cml_engine.scheduler.planning.margin import MEDIAN_FRAMES, RunningMedian
+from cml_engine.scheduler.reports import FrameReport
 
 #: a frame longer than usual by this factor is late, not just jitter
 _LATE = 1.15

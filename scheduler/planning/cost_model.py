@@ -8,7 +8,7 @@ device is full, and linear from there.
 A step learns only from times that tell its cost apart: its own, or the time of a group in which
 the costs of all others are known. The time of a group is never divided by predictions, because
 that would confirm every proportion of a wrong guess. The spread of whole frames is kept in
-:class:`scheduler.planning.margin.TailMargin`.
+:class:`cml_engine.scheduler.planning.margin.TailMargin`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 from cml_engine.compiler.plan import StepCost
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.json_files import JsonObject, finite, read_json
-from scheduler.planning.margin import TailMargin
+from cml_engine.scheduler.planning.margin import TailMargin
 
 #: the least value of a divisor
 _LEAST = 1e-9

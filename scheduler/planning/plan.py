@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cml_engine.compiler.plan import StepCost
-from scheduler.executor import exclusivity_key
-from scheduler.planning.cost_model import CostModel
-from scheduler.planning.policy import Policy
-from scheduler.reports import Reason
+from cml_engine.scheduler.executor import exclusivity_key
+from cml_engine.scheduler.planning.cost_model import CostModel
+from cml_engine.scheduler.planning.policy import Policy
+from cml_engine.scheduler.reports import Reason
 
 if TYPE_CHECKING:
-    from scheduler.jobs.job import Job
+    from cml_engine.scheduler.jobs.job import Job
 
 #: a slice shorter than this share of the budget is not worth its launch at the end of a frame
 _MIN_SHARE = 0.02

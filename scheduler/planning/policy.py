@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from scheduler.jobs.job import Job
+    from cml_engine.scheduler.jobs.job import Job
 
 #: a job that was not served for this long gets the first slice of a frame, whatever the order
 STARVED_MS = 500.0

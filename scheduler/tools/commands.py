@@ -15,12 +15,12 @@ from cml_engine.compiler.plan import StepCost
 from cml_engine.cooked import DeviceGuess
 from cml_engine.ir.graph import Array
 from cml_engine.runtime.session import Session
-from scheduler.frame_scheduler import FrameScheduler
-from scheduler.jobs.job import Job
-from scheduler.planning.cost_model import CostModel, FirstGuess
-from scheduler.reports import FrameReport
-from scheduler.tools.measure import FramesReport, gpu_of, measure_frames
-from scheduler.tools.simulate import (
+from cml_engine.scheduler.frame_scheduler import FrameScheduler
+from cml_engine.scheduler.jobs.job import Job
+from cml_engine.scheduler.planning.cost_model import CostModel, FirstGuess
+from cml_engine.scheduler.reports import FrameReport
+from cml_engine.scheduler.tools.measure import FramesReport, gpu_of, measure_frames
+from cml_engine.scheduler.tools.simulate import (
     Arrival,
     Noise,
     SimNetwork,
@@ -30,7 +30,7 @@ from scheduler.tools.simulate import (
     network_like,
     simulate,
 )
-from scheduler.tools.trace import write_trace
+from cml_engine.scheduler.tools.trace import write_trace
 
 #: the spread assumed of a device that was never measured: P99 over P50 of a frame's GPU time
 ASSUMED_TAIL = 1.3

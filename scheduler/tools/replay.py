@@ -6,15 +6,21 @@ from collections.abc import Iterable, Mapping
 
 from cml_engine.compiler.plan import Timing
 from cml_engine.io.json_files import JsonObject
-from scheduler.clock import VirtualClock
-from scheduler.executor import Handle
-from scheduler.frame_scheduler import FrameScheduler
-from scheduler.jobs.job import Job
-from scheduler.planning.controller import FixedBudget
-from scheduler.planning.plan import FramePlan, FrameState, Planner, plan_frame, planned_slice
-from scheduler.planning.policy import BUILT_IN
-from scheduler.recording import Recording, decisions_of
-from scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
+from cml_engine.scheduler.clock import VirtualClock
+from cml_engine.scheduler.executor import Handle
+from cml_engine.scheduler.frame_scheduler import FrameScheduler
+from cml_engine.scheduler.jobs.job import Job
+from cml_engine.scheduler.planning.controller import FixedBudget
+from cml_engine.scheduler.planning.plan import (
+    FramePlan,
+    FrameState,
+    Planner,
+    plan_frame,
+    planned_slice,
+)
+from cml_engine.scheduler.planning.policy import BUILT_IN
+from cml_engine.scheduler.recording import Recording, decisions_of
+from cml_engine.scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
 
 
 class _Echo(SimGpu):

@@ -16,15 +16,15 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from cml_engine.compiler.plan import Slice, StepCost, Timing
+from cml_engine.scheduler.clock import VirtualClock
+from cml_engine.scheduler.executor import Executor, Handle
+from cml_engine.scheduler.frame_scheduler import FrameScheduler
+from cml_engine.scheduler.jobs.job import Job
+from cml_engine.scheduler.planning.cost_model import CostModel
+from cml_engine.scheduler.planning.plan import Planner, operators_per_frame, plan_frame
+from cml_engine.scheduler.planning.policy import Policy, by_priority, least_laxity
+from cml_engine.scheduler.reports import FrameReport
 from cml_engine.tools.panel import percentile
-from scheduler.clock import VirtualClock
-from scheduler.executor import Executor, Handle
-from scheduler.frame_scheduler import FrameScheduler
-from scheduler.jobs.job import Job
-from scheduler.planning.cost_model import CostModel
-from scheduler.planning.plan import Planner, operators_per_frame, plan_frame
-from scheduler.planning.policy import Policy, by_priority, least_laxity
-from scheduler.reports import FrameReport
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -128,7 +128,7 @@ EXACT = Noise()
 
 
 class SimGpu:
-    """A simulated GPU, an :class:`scheduler.executor.Executor` whose tensors have no values."""
+    """A simulated GPU, an ``Executor`` whose tensors have no values."""
 
     name = "simulated"
     timing_is_expensive = False

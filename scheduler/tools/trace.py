@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.json_files import JsonObject
-from scheduler.reports import FrameReport
+from cml_engine.scheduler.reports import FrameReport
 
 _PID = 1
 _FRAMES, _EXPECTED, _FIRST_JOB = 1, 2, 10

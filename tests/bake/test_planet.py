@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine.demo_game.bake.__main__ import main
+from cml_engine.demo_game.bake.planet import Planet
+from cml_engine.demo_game.chain import load_chain, name_shown_tensors
+from cml_engine.demo_game.reporting.digest import digest_of
+from cml_engine.demo_game.tile_maker import TileMaker
+from cml_engine.demo_game.world.tile import TileId
 from cml_engine.distributed import ANY_DEVICE
-from demo_game.bake.__main__ import main
-from demo_game.bake.planet import Planet
-from demo_game.chain import load_chain, name_shown_tensors
-from demo_game.reporting.digest import digest_of
-from demo_game.tile_maker import TileMaker
-from demo_game.world.tile import TileId
 from tests.fixtures.integer.world import TILES
 from tests.fixtures.pages import example
 

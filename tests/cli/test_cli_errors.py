@@ -252,7 +252,7 @@ def test_info_as_json_has_a_forecast_only_on_request(model, run_cml):
 
 
 def test_numbers_of_the_demo_are_checked(capsys):
-    from demo_game.command import main, parser
+    from cml_engine.demo_game.command import main, parser
 
     typed = [a for a in parser()._actions if isinstance(a.type, ranges.NumberRange)]
     assert len(typed) == 6

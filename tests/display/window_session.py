@@ -20,10 +20,10 @@ from typing import Any
 import glfw
 
 import cml_engine as cml
-from demo_game.command import parser as game_parser
-from demo_game.presets import choose
-from demo_game.reporting.report import percentiles
-from demo_game.window import GameWindow, open_canvas, run_window
+from cml_engine.demo_game.command import parser as game_parser
+from cml_engine.demo_game.presets import choose
+from cml_engine.demo_game.reporting.report import percentiles
+from cml_engine.demo_game.window import GameWindow, open_canvas, run_window
 from tests.fixtures.memory import resident_mib, wgpu_objects
 
 #: seconds that a busy machine may take longer

@@ -13,9 +13,9 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from scheduler.planning.cost_model import FirstGuess
-from scheduler.recording import Recording
-from scheduler.tools.simulate import SimStep
+from cml_engine.scheduler.planning.cost_model import FirstGuess
+from cml_engine.scheduler.recording import Recording
+from cml_engine.scheduler.tools.simulate import SimStep
 
 _POLICIES = ("least_laxity", "fair_share", "by_priority")
 _Numbers = Iterator[tuple[str | float, ...]]

@@ -13,7 +13,7 @@ import cml_engine as cml
 from cml_engine.cooked import cook
 from cml_engine.gpu.shaders import compilers
 from cml_engine.runtime.session import random_inputs
-from scheduler.tools.commands import cooked_guesses
+from cml_engine.scheduler.tools.commands import cooked_guesses
 from tests import cooked_networks
 from tests.fixtures.cooked import (
     chain,
@@ -137,7 +137,7 @@ def test_inputs_of_onnx_that_have_defaults_play(program, folder, gpu):
 def test_any_slices_give_the_same_bits(program, folder, gpu, name):
     """A demo network gives bit-identical outputs in many frames and in one, close to a
     session's."""
-    import demo_game.operators  # noqa: F401 - registers the demo's own operators
+    import cml_engine.demo_game.operators  # noqa: F401 - registers the demo's own operators
 
     graph = cml.load(MODELS / f"{name}.nnef")
     inputs = random_inputs({n: graph.facts[n] for n in graph.inputs}, seed=3)

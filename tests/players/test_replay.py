@@ -8,9 +8,9 @@ from itertools import zip_longest
 import pytest
 
 from cml_engine import FrameScheduler, VirtualClock
-from scheduler.planning.policy import by_priority, fair_share, least_laxity
-from scheduler.tools.replay import replay
-from scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep
+from cml_engine.scheduler.planning.policy import by_priority, fair_share, least_laxity
+from cml_engine.scheduler.tools.replay import replay
+from cml_engine.scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep
 from tests.fixtures.frames.simulated import run_random_host
 from tests.players.building import SANITIZED, build
 from tests.players.deno import WEB, run_deno

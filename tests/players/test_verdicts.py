@@ -24,7 +24,7 @@ from cml_engine.cooked.schema import (
     Text,
 )
 from cml_engine.gpu.shaders import compilers
-from scheduler.tools.commands import cooked_guesses
+from cml_engine.scheduler.tools.commands import cooked_guesses
 from tests.fixtures.cooked import (
     BAD_CONSTANTS,
     BOMBS,

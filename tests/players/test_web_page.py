@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import cml_engine as cml
-import demo_game.operators  # noqa: F401 - registers the game's own operators
+import cml_engine.demo_game.operators
 from cml_engine.cooked.export import picture_of
 from cml_engine.tools import cli
 from tests.fixtures.models import write_model

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-import demo_game.operators  # noqa: F401 - registers the game's own operators
+import cml_engine.demo_game.operators
 from cml_engine.cooked import cook
 from cml_engine.cooked.kernels import read_kernels
 from cml_engine.cooked.reader import Container

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from demo_game.chain import DRAWN, load_chain
-from demo_game.reporting.digest import tile_digest
-from demo_game.tile_maker import TileMaker
-from demo_game.world.tile import TileId
+from cml_engine.demo_game.chain import DRAWN, load_chain
+from cml_engine.demo_game.reporting.digest import tile_digest
+from cml_engine.demo_game.tile_maker import TileMaker
+from cml_engine.demo_game.world.tile import TileId
 from examples.web_world.__main__ import write_networks, write_player, write_world
 from tests.players.deno import find_deno, run_deno
 

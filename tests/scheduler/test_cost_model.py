@@ -9,9 +9,9 @@ import pytest
 
 from cml_engine import CostModel, FrameScheduler, VirtualClock
 from cml_engine.io import json_files as json_files
-from scheduler.planning.cost_model import _DEFAULTS, FirstGuess
-from scheduler.planning.plan import operators_per_frame, plan_frame
-from scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep
+from cml_engine.scheduler.planning.cost_model import _DEFAULTS, FirstGuess
+from cml_engine.scheduler.planning.plan import operators_per_frame, plan_frame
+from cml_engine.scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep
 from tests.fixtures import hostile_json
 
 
@@ -185,7 +185,7 @@ def test_a_file_without_end_is_not_read(tmp_path, monkeypatch):
 
 
 def test_most_recently_measured_steps_are_kept(monkeypatch):
-    monkeypatch.setattr("scheduler.planning.cost_model._MOST_KEYS", 3)
+    monkeypatch.setattr("cml_engine.scheduler.planning.cost_model._MOST_KEYS", 3)
     model = CostModel()
     for key in "abcad":
         model.learn([(SimStep(key, 64, 0.1), 1)], 0.1)

@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 
 from cml_engine import FrameScheduler, InputError, VirtualClock
-from scheduler.jobs.job import Job
-from scheduler.tools.simulate import SimGpu, SimNetwork
+from cml_engine.scheduler.jobs.job import Job
+from cml_engine.scheduler.tools.simulate import SimGpu, SimNetwork
 from tests.fixtures.frames.simulated import (
     FRAME,
     RecordingGpu,

@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from cml_engine import CmlError, FrameScheduler, InputError, VirtualClock
-from scheduler.tools.simulate import SimGpu
+from cml_engine.scheduler.tools.simulate import SimGpu
 from tests.fixtures.frames.simulated import FRAME, network, run_frame, run_until_ended
 
 

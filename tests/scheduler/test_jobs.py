@@ -16,8 +16,8 @@ from cml_engine import (
     by_priority,
 )
 from cml_engine.errors import InputError
-from scheduler.clock import SteadyClock
-from scheduler.tools.simulate import Arrival, SimGpu, simulate
+from cml_engine.scheduler.clock import SteadyClock
+from cml_engine.scheduler.tools.simulate import Arrival, SimGpu, simulate
 from tests.fixtures.frames.simulated import FRAME, Loop, network, taught
 
 

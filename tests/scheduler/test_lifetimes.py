@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 from cml_engine import AdmissionError, FrameScheduler, InputError, VirtualClock
-from scheduler.tools.simulate import SimGpu
+from cml_engine.scheduler.tools.simulate import SimGpu
 from tests.fixtures.frames.simulated import FRAME, run_frame, run_frames, run_until_ended
 from tests.fixtures.frames.simulated import network as any_network
 

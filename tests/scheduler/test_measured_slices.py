@@ -4,7 +4,7 @@ read."""
 import pytest
 
 from cml_engine import CostModel, FrameScheduler, VirtualClock
-from scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
+from cml_engine.scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
 
 STEPS, FRAME_MS = 10, 1000 / 60
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from cml_engine import CostModel, FrameScheduler, VirtualClock, least_laxity, plan_frame
-from scheduler.planning.plan import FramePlan
-from scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
+from cml_engine.scheduler.planning.plan import FramePlan
+from cml_engine.scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
 from tests.scheduler.test_queues import POLICIES, random_host
 
 
@@ -20,7 +20,7 @@ def plans_of(monkeypatch, look, policy=least_laxity):
         found.append(look(state, plan))
         return plan
 
-    monkeypatch.setattr("scheduler.frame_scheduler.plan_frame", watched)
+    monkeypatch.setattr("cml_engine.scheduler.frame_scheduler.plan_frame", watched)
     random_host(policy, 3, frames=120)
     return found
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from cml_engine import by_priority, fair_share, least_laxity
-from scheduler.jobs.job_list import Heap
-from scheduler.recording import decisions_of
-from scheduler.tools.simulate import Noise, SimGpu
+from cml_engine.scheduler.jobs.job_list import Heap
+from cml_engine.scheduler.recording import decisions_of
+from cml_engine.scheduler.tools.simulate import Noise, SimGpu
 from tests.fixtures.frames import simulated
 from tests.fixtures.frames.simulated import FRAME, run_random_host
 

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from cml_engine import FrameScheduler, InputError, VirtualClock, least_laxity
-from scheduler.planning.plan import operators_per_frame, plan_frame
-from scheduler.recording import _FORMAT, Recording
-from scheduler.tools.replay import replay
-from scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep
-from scheduler.tools.trace import trace_events, write_trace
+from cml_engine.scheduler.planning.plan import operators_per_frame, plan_frame
+from cml_engine.scheduler.recording import _FORMAT, Recording
+from cml_engine.scheduler.tools.replay import replay
+from cml_engine.scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep
+from cml_engine.scheduler.tools.trace import trace_events, write_trace
 from tests.fixtures import hostile_json
 from tests.fixtures.frames.simulated import run_random_host
 from tests.scheduler.test_queues import networks, random_host, scheduler_for

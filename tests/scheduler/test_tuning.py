@@ -7,7 +7,7 @@ import pytest
 
 from cml_engine import FrameScheduler, Tuning, VirtualClock
 from cml_engine.runtime.tuning.trial import Trial
-from scheduler.tools.simulate import EXACT, Noise, SimGpu, SimNetwork, SimStep
+from cml_engine.scheduler.tools.simulate import EXACT, Noise, SimGpu, SimNetwork, SimStep
 from tests.fixtures.frames.turns import turns
 
 BUDGET = 2.0

@@ -3,7 +3,7 @@
 Timestamp slots are created once and reused in a ring. Outputs and readbacks (``outputs.py``)
 take memory from the device's allocator, which reuses freed memory. No call
 blocks: data that has not arrived is polled again in the next frame. The scheduler sees this class
-as ``scheduler.executor.Executor``.
+as ``cml_engine.scheduler.executor.Executor``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from cml_engine.ir.textures import TextureTarget, on_device
 
 
 class _Job(Protocol):
-    """A job of any scheduler (``scheduler.Job``)."""
+    """A job of any scheduler (``cml_engine.scheduler.Job``)."""
 
     @property
     def name(self) -> str: ...
@@ -52,7 +52,7 @@ class _Job(Protocol):
 
 
 class _Promised(Protocol):
-    """A future output of a job (``scheduler.JobOutput``)."""
+    """A future output of a job (``cml_engine.scheduler.JobOutput``)."""
 
     @property
     def job(self) -> _Job: ...

@@ -498,7 +498,7 @@ class GpuProgram:
         if run is not None and self.plan.updates:
             self._updated_by = run
 
-    # --- for a frame scheduler (``scheduler.Network``)
+    # --- for a frame scheduler (``cml_engine.scheduler.Network``)
 
     @property
     def exclusive_group(self) -> str | None:

@@ -273,7 +273,7 @@ class Session:
         """Runs the network and returns the outputs by name; blocks until they are computed.
 
         An output whose number of elements is known only at run time comes with its true length.
-        Intended for tools and tests: a game submits jobs to a :class:`scheduler.FrameScheduler`.
+        Intended for tools and tests: a game submits jobs to a :class:`cml_engine.FrameScheduler`.
         Runs from several threads wait for each other. Inputs are arrays or, on a GPU, textures
         (:class:`TextureInput`) and ``gpu.tensor(...)``. A constant that the model's file declares
         as an input too may be given; the first such run compiles the network with it as an input.

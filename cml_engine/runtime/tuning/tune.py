@@ -77,9 +77,9 @@ class TrialNode:
 class Bench:
     """The choices of a session's plan, ready to be measured: :attr:`candidates`.
 
-    :func:`cml_engine.runtime.tuning.tune` measures all at once, ``scheduler.Tuning`` measures
-    them in the frames of a game. With ``again``, choices that are already in the device's table
-    are measured too.
+    :func:`cml_engine.runtime.tuning.tune` measures all at once, :class:`cml_engine.Tuning`
+    measures them in the frames of a game. With ``again``, choices that are already in the device's
+    table are measured too.
 
     Examples
     --------
@@ -288,8 +288,8 @@ def tune(
     and by the table, in alternation. Returns a report of all times. With ``dry_run`` the table
     is not written. New sessions use the table; this one does not change.
 
-    Blocks; in a running game use ``scheduler.Tuning``. Raises :class:`InputError` if the session
-    has no GPU.
+    Blocks; in a running game use :class:`cml_engine.Tuning`. Raises :class:`InputError` if the
+    session has no GPU.
 
     Examples
     --------

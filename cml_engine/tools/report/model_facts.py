@@ -29,9 +29,9 @@ from cml_engine.runtime.session.compile_graph import optimize_for, why_direct
 from cml_engine.tools.report.model_info import PORTABLE, CookedInfo, ModelInfo
 
 if TYPE_CHECKING:
-    from scheduler.planning.cost_model import CostModel
-    from scheduler.tools.commands import Forecast
-    from scheduler.tools.simulate import SimulatedRun
+    from cml_engine.scheduler.planning.cost_model import CostModel
+    from cml_engine.scheduler.tools.commands import Forecast
+    from cml_engine.scheduler.tools.simulate import SimulatedRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class ModelFacts:
     @cached_property
     def costs(self) -> CostModel:
         """The cost model of this device: with the costs learned before, else with assumed ones."""
-        from scheduler.tools.commands import known_costs
+        from cml_engine.scheduler.tools.commands import known_costs
 
         return known_costs(self.device, costs_file(self.device) if self.device else None)
 
@@ -134,7 +134,7 @@ class ModelFacts:
     @cached_property
     def peak(self) -> Peak | None:
         """The shipped peak rates of the device, or None for an unknown device."""
-        from scheduler.planning.cost_model import FirstGuess
+        from cml_engine.scheduler.planning.cost_model import FirstGuess
 
         guess = self.costs.guess
         if guess == FirstGuess():
@@ -143,7 +143,7 @@ class ModelFacts:
 
     def forecast(self, budget_ms: float, frame_ms: float) -> Forecast:
         """Predicts how many frames a run takes within a frame budget, and how long they are."""
-        from scheduler.tools.commands import forecast
+        from cml_engine.scheduler.tools.commands import forecast
 
         costs = self.plan.step_costs()
         return forecast(self.graph.name, costs, budget_ms, frame_ms, self.costs)
@@ -155,7 +155,7 @@ class ModelFacts:
 
         The simulated device is ``speed`` times as fast as this one.
         """
-        from scheduler.tools.commands import policies
+        from cml_engine.scheduler.tools.commands import policies
 
         return policies(
             self.graph.name,

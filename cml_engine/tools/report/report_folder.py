@@ -524,7 +524,7 @@ def _add_frames(folder: ReportFolder, budget_ms: float, frame_ms: float) -> None
 
     Writes ``frames.json``.
     """
-    from scheduler.tools.simulate import table
+    from cml_engine.scheduler.tools.simulate import table
 
     outcomes = folder.facts.policies(budget_ms, frame_ms, frames=_SHOWN_FRAMES)
     data = [{"policy": o.name, "inference_ms": o.inference_ms, "row": o.row()} for o in outcomes]
@@ -584,7 +584,7 @@ def _add_measured(
     rank = gpu_report(program, times)
     files = [folder.write("rank.json", rank.json() + "\n")]
     if gpu.has_timestamps:
-        from scheduler.tools.commands import trace
+        from cml_engine.scheduler.tools.commands import trace
 
         path, inputs = folder.place("trace.json"), random_inputs(session.inputs)
         budget_ms, frame_ms = frames

@@ -10,21 +10,21 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.compiler.integer.digest import run_digest
-from cml_engine.runtime.node_check import random_words
-from demo_game.chain import MODELS, load_chain
-from demo_game.lockstep.__main__ import address
-from demo_game.lockstep.connection import Connection
-from demo_game.lockstep.play import Player, play, tile_at
-from demo_game.reporting.digest import (
+from cml_engine.demo_game.chain import MODELS, load_chain
+from cml_engine.demo_game.lockstep.__main__ import address
+from cml_engine.demo_game.lockstep.connection import Connection
+from cml_engine.demo_game.lockstep.play import Player, play, tile_at
+from cml_engine.demo_game.reporting.digest import (
     compare_worlds,
     rules_of,
     tile_digest,
     world_hash,
     world_on_cpu,
 )
-from demo_game.tile_maker import TileMaker
-from demo_game.training import integer
-from demo_game.world.tile import TileId
+from cml_engine.demo_game.tile_maker import TileMaker
+from cml_engine.demo_game.training import integer
+from cml_engine.demo_game.world.tile import TileId
+from cml_engine.runtime.node_check import random_words
 from tests.fixtures.integer.agents import DIGESTS
 from tests.fixtures.integer.world import TILES
 

@@ -10,9 +10,9 @@ import pytest
 import cml_engine as cml
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.plan_graph import plan_graph
+from cml_engine.demo_game.chain import MODELS
 from cml_engine.io import frame_gate
 from cml_engine.ir.limits import Limits
-from demo_game.chain import MODELS
 from tests.fixtures.graphs import Net
 
 MODEL = MODELS / "upres.nnef"

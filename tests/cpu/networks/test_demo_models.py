@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from demo_game.agents import tile_input
-from demo_game.chain import MODELS, load_chain
-from demo_game.operators.scatter import CANDIDATES
-from demo_game.training import data
-from demo_game.training.data import HELD_OUT, Place
-from demo_game.world.grids import unfold
-from demo_game.world.tile import CELLS, COARSE, COARSE_APRON, WIDE, WIDE_APRON, TileId
+from cml_engine.demo_game.agents import tile_input
+from cml_engine.demo_game.chain import MODELS, load_chain
+from cml_engine.demo_game.operators.scatter import CANDIDATES
+from cml_engine.demo_game.training import data
+from cml_engine.demo_game.training.data import HELD_OUT, Place
+from cml_engine.demo_game.world.grids import unfold
+from cml_engine.demo_game.world.tile import CELLS, COARSE, COARSE_APRON, WIDE, WIDE_APRON, TileId
 
 RECIPE = json.loads((MODELS / "recipe.json").read_text(encoding="utf-8"))
 AGENTS = ("upres", "texture", "population")

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+from cml_engine.demo_game.chain import MODELS
 from cml_engine.formats.loading import load
 from cml_engine.ops.common import blas
 from cml_engine.ops.common.blas import multiply, numpy_blas
 from cml_engine.runtime.session import Session, random_inputs
-from demo_game.chain import MODELS
 from tests.fixtures.pages import ROOT
 
 MODEL = MODELS / "upres.nnef"

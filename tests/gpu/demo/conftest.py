@@ -13,5 +13,5 @@ def collector():
     later collection would then take most of a second.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("demo_game.game.gc", stand_in := Mock())
+        patch.setattr("cml_engine.demo_game.game.gc", stand_in := Mock())
         yield stand_in

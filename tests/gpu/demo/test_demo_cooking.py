@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 import cml_engine as cml
+from cml_engine.demo_game import cooking
+from cml_engine.demo_game.chain import MODELS, load_chain
 from cml_engine.runtime.session import random_inputs
-from demo_game import cooking
-from demo_game.chain import MODELS, load_chain
 from tests.fixtures.results import same_bits
 
 

@@ -15,15 +15,15 @@ import pytest
 from PIL import Image
 
 import cml_engine as cml
-from demo_game.chain import MODELS
-from demo_game.command import main
-from demo_game.game import Settings
-from demo_game.headless import HeadlessRun, Options, run
-from demo_game.render.pace import DrawingPace
-from demo_game.render.quality import SOFTWARE
-from demo_game.streaming import FADE_S
-from demo_game.world.quadtree import Detail, Selection, list_needed
-from demo_game.world.tile import TileId
+from cml_engine.demo_game.chain import MODELS
+from cml_engine.demo_game.command import main
+from cml_engine.demo_game.game import Settings
+from cml_engine.demo_game.headless import HeadlessRun, Options, run
+from cml_engine.demo_game.render.pace import DrawingPace
+from cml_engine.demo_game.render.quality import SOFTWARE
+from cml_engine.demo_game.streaming import FADE_S
+from cml_engine.demo_game.world.quadtree import Detail, Selection, list_needed
+from cml_engine.demo_game.world.tile import TileId
 from tests.fixtures.frames.turns import turns
 from tests.fixtures.memory import held_bytes, wgpu_objects
 
@@ -131,7 +131,7 @@ def test_changed_network_files_regenerate_the_world(start, tmp_path):
 
 
 def test_stalled_run_reports_what_jobs_wait_for(start, monkeypatch):
-    monkeypatch.setattr("demo_game.headless._PATIENCE_S", 0.25)
+    monkeypatch.setattr("cml_engine.demo_game.headless._PATIENCE_S", 0.25)
     monkeypatch.setattr("cml_engine.gpu.program.program.GpuProgram.prepare", lambda *_: None)
     flown = start()
     with pytest.raises(cml.CmlError, match=r"no tile has come for 0.25 s: \d+ are") as stalled:
@@ -180,10 +180,12 @@ def popping(start, fade_s, monkeypatch):
 
     Tiles arrive meanwhile, fade in over ``fade_s`` seconds, and the camera stands still.
     """
-    monkeypatch.setattr("demo_game.streaming.FADE_S", fade_s)
+    monkeypatch.setattr("cml_engine.demo_game.streaming.FADE_S", fade_s)
     # makes the picture and the work of a frame independent of its duration
     monkeypatch.setattr(DrawingPace, "add_time", lambda pace, ms: None)
-    monkeypatch.setattr("demo_game.game._Deferred.run", lambda deferred, until, work: work())
+    monkeypatch.setattr(
+        "cml_engine.demo_game.game._Deferred.run", lambda deferred, until, work: work()
+    )
     flown = start(replace(FAR, frame_ms=1000 / 60))
     flown.game.streaming.draft = lambda *_: None
     flown.game.controls.mode = "unsliced"
@@ -353,7 +355,7 @@ def window(gpu):
     pytest.importorskip("imgui_bundle")
     from rendercanvas.offscreen import OffscreenRenderCanvas
 
-    from demo_game.window import GameWindow
+    from cml_engine.demo_game.window import GameWindow
 
     canvas = OffscreenRenderCanvas(size=(SMALL.width, SMALL.height))
     opened = GameWindow(canvas, gpu, SMALL, FEW, scripted=True)
@@ -363,7 +365,9 @@ def window(gpu):
 
 def test_frame_times_include_hitches_but_not_pauses(window, monkeypatch):
     now_s = window._started
-    monkeypatch.setattr("demo_game.window.time", SimpleNamespace(perf_counter=lambda: now_s))
+    monkeypatch.setattr(
+        "cml_engine.demo_game.window.time", SimpleNamespace(perf_counter=lambda: now_s)
+    )
     for interval_s in (0.1, 0.1, 0.25, 0.1, 100.0, 0.1):
         now_s += interval_s
         window.canvas.draw()

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine.demo_game.agents import tile_input
+from cml_engine.demo_game.chain import MODELS
+from cml_engine.demo_game.operators.scatter import CANDIDATES, VERTICES
+from cml_engine.demo_game.world.tile import CELLS, COARSE, SCALE, WIDE, TileId
 from cml_engine.tools.testing import check
-from demo_game.agents import tile_input
-from demo_game.chain import MODELS
-from demo_game.operators.scatter import CANDIDATES, VERTICES
-from demo_game.world.tile import CELLS, COARSE, SCALE, WIDE, TileId
 
 OPERATORS = (
     "land_height", "land_detail", "land_moisture", "land_grain", "land_cell",

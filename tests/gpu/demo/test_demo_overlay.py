@@ -13,16 +13,16 @@ pytest.importorskip("imgui_bundle")
 from imgui_bundle import imgui
 
 from cml_engine import FrameReport, FrameScheduler
+from cml_engine.demo_game.agents import Agents
+from cml_engine.demo_game.chain import load_chain
+from cml_engine.demo_game.game import Controls
+from cml_engine.demo_game.overlay.overlay import Overlay
+from cml_engine.demo_game.world.tile import TileId
+from cml_engine.scheduler.reports import SliceReport
 from cml_engine.tools.panel import FrameLog, FrameSample, drawing, palette
 from cml_engine.tools.panel.drawing import SECTIONS
 from cml_engine.tools.panel.drawing import widgets as drawn_widgets
 from cml_engine.tools.panel.drawing.ranking import details
-from demo_game.agents import Agents
-from demo_game.chain import load_chain
-from demo_game.game import Controls
-from demo_game.overlay.overlay import Overlay
-from demo_game.world.tile import TileId
-from scheduler.reports import SliceReport
 from tests.fixtures.frames.host import creations
 from tests.fixtures.frames.turns import turns
 from tests.fixtures.memory import held_bytes

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 import cml_engine as cml
+from cml_engine.demo_game.bake.planet import Planet, layers_of, manifest, tiles_of, to_cells
+from cml_engine.demo_game.bake.region import Region
+from cml_engine.demo_game.chain import load_chain
+from cml_engine.demo_game.headless import HeadlessRun, Options
+from cml_engine.demo_game.tile_maker import TileMaker
+from cml_engine.demo_game.world.tile import TileId
 from cml_engine.distributed.store import Store, prepare
-from demo_game.bake.planet import Planet, layers_of, manifest, tiles_of, to_cells
-from demo_game.bake.region import Region
-from demo_game.chain import load_chain
-from demo_game.headless import HeadlessRun, Options
-from demo_game.tile_maker import TileMaker
-from demo_game.world.tile import TileId
 from tests.gpu.demo.test_demo_game import NEAR, SMALL
 
 pytest.importorskip("zarr")

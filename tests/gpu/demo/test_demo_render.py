@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from demo_game.render.camera import Camera
-from demo_game.render.drawn import DrawnTiles
-from demo_game.render.mesh import GRASS_M
-from demo_game.render.pace import EFFORTS
-from demo_game.render.quality import SOFTWARE
-from demo_game.render.renderer import EDGE_STEPS, NEIGHBOURS, Renderer, VisibleTile
-from demo_game.world.noise import Cells, height
-from demo_game.world.quadtree import Detail, Selection
-from demo_game.world.tile import CELLS, FINE, PAINTED, TileId
+from cml_engine.demo_game.render.camera import Camera
+from cml_engine.demo_game.render.drawn import DrawnTiles
+from cml_engine.demo_game.render.mesh import GRASS_M
+from cml_engine.demo_game.render.pace import EFFORTS
+from cml_engine.demo_game.render.quality import SOFTWARE
+from cml_engine.demo_game.render.renderer import EDGE_STEPS, NEIGHBOURS, Renderer, VisibleTile
+from cml_engine.demo_game.world.noise import Cells, height
+from cml_engine.demo_game.world.quadtree import Detail, Selection
+from cml_engine.demo_game.world.tile import CELLS, FINE, PAINTED, TileId
 from tests.fixtures.landscape import Landscape, bare, make
 from tests.fixtures.memory import held_bytes
 from tests.fixtures.texels import render_target, submitted, texels_of

@@ -17,10 +17,10 @@ from cml_engine import FrameScheduler
 from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.cooked.cook import cook
 from cml_engine.runtime.node_check import check_nodes
-from scheduler.planning.plan import operators_per_frame
-from scheduler.planning.policy import by_priority
-from scheduler.recording import decisions_of
-from scheduler.tools.replay import replay
+from cml_engine.scheduler.planning.plan import operators_per_frame
+from cml_engine.scheduler.planning.policy import by_priority
+from cml_engine.scheduler.recording import decisions_of
+from cml_engine.scheduler.tools.replay import replay
 from tests.fixtures.frames.host import Host, creations, under_way
 from tests.fixtures.frames.turns import turns
 from tests.fixtures.graphs import Net

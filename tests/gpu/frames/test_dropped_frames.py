@@ -15,8 +15,8 @@ import pytest
 
 import cml_engine as cml
 from cml_engine import FrameScheduler
-from scheduler.jobs.job import Job
-from scheduler.planning.plan import operators_per_frame
+from cml_engine.scheduler.jobs.job import Job
+from cml_engine.scheduler.planning.plan import operators_per_frame
 from tests.fixtures.frames.turns import turns
 from tests.fixtures.operators import declare
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from scheduler.tools.measure import Percentiles, measure_frames
+from cml_engine.scheduler.tools.measure import Percentiles, measure_frames
 from tests.fixtures.frames.host import conv_net
 from tests.fixtures.graphs import Net
 

@@ -12,7 +12,7 @@ import pytest
 import wgpu
 
 import cml_engine as cml
-from scheduler.planning.plan import operators_per_frame
+from cml_engine.scheduler.planning.plan import operators_per_frame
 from tests.fixtures.frames.host import open_device
 from tests.fixtures.memory import held_bytes
 from tests.gpu.frames.test_dropped_frames import NETWORKS, Network, Trial, halve

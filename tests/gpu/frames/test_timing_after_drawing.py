@@ -15,8 +15,8 @@ import cml_engine as cml
 from cml_engine import CostModel
 from cml_engine.compiler.plan import Slice
 from cml_engine.gpu.timing.frame_timer import PassTimer
-from scheduler.planning.cost_model import FirstGuess
-from scheduler.planning.plan import operators_per_frame
+from cml_engine.scheduler.planning.cost_model import FirstGuess
+from cml_engine.scheduler.planning.plan import operators_per_frame
 from tests.fixtures.frames.host import Host
 from tests.fixtures.graphs import Net
 from tests.fixtures.texels import begin_clear, render_target, submitted

@@ -9,11 +9,11 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.compiler.integer.digest import run_digest
+from cml_engine.demo_game.chain import load_chain
+from cml_engine.demo_game.reporting.digest import tile_digest
+from cml_engine.demo_game.tile_maker import TileMaker
+from cml_engine.demo_game.training.integer import INTEGER
 from cml_engine.runtime.node_check import check_bits, random_words
-from demo_game.chain import load_chain
-from demo_game.reporting.digest import tile_digest
-from demo_game.tile_maker import TileMaker
-from demo_game.training.integer import INTEGER
 from tests.fixtures.integer.agents import DIGESTS
 from tests.fixtures.integer.world import TILES
 
@@ -32,7 +32,7 @@ DIGESTS_HERE = """
 import cml_engine as cml
 from cml_engine.compiler.integer.digest import run_digest
 from cml_engine.runtime.node_check import random_words
-from demo_game.training.integer import INTEGER
+from cml_engine.demo_game.training.integer import INTEGER
 from tests.fixtures.integer.agents import DIGESTS
 gpu = cml.Gpu()
 print(gpu.name)

@@ -5,7 +5,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import cml_engine as cml
-from scheduler.tools.replay import replay
+from cml_engine.scheduler.tools.replay import replay
 from tests.cpu.live.test_retain import check_retained
 from tests.fixtures.frames.host import Host
 from tests.fixtures.texels import texture_of, write_texels

@@ -12,7 +12,7 @@ from numpy.testing import assert_array_equal
 import cml_engine as cml
 from cml_engine.errors import OutOfGpuMemory
 from cml_engine.gpu.memory.allocator import Allocator
-from scheduler.tools.replay import replay
+from cml_engine.scheduler.tools.replay import replay
 from tests.fixtures.frames.host import Host, conv_net, run_net
 from tests.fixtures.messages import raises
 

@@ -14,7 +14,7 @@ from numpy.testing import assert_array_equal
 import cml_engine as cml
 from cml_engine.gpu.program import inspect
 from cml_engine.runtime.session import CompileOptions
-from scheduler.planning.plan import operators_per_frame
+from cml_engine.scheduler.planning.plan import operators_per_frame
 from tests.fixtures.frames.host import Host, conv_net, run_net
 from tests.fixtures.graphs import Net
 from tests.fixtures.threads import together

@@ -14,8 +14,8 @@ from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.ir.graph import Fact, Graph, Node
 from cml_engine.runtime.node_check import check_nodes
 from cml_engine.runtime.session import CompileOptions
+from cml_engine.scheduler.planning.plan import operators_per_frame
 from cml_engine.tools.testing import full_attrs
-from scheduler.planning.plan import operators_per_frame
 from tests.fixtures.frames.host import Host
 from tests.fixtures.graphs import Net
 from tests.fixtures.results import close

@@ -23,7 +23,7 @@ from cml_engine.errors import UnsupportedOp  # noqa: E402
 from cml_engine.formats.onnx.counted_statements import STATEMENTS  # noqa: E402
 from cml_engine.formats.onnx.op_schemas import all_schemas  # noqa: E402
 from cml_engine.runtime.reach_check import check_reach  # noqa: E402
-from scheduler import FrameScheduler  # noqa: E402
+from cml_engine.scheduler import FrameScheduler  # noqa: E402
 from tests.fixtures.counted_models import (  # noqa: E402
     NO_ANSWER,
     check_counted_model,

@@ -16,6 +16,7 @@ import cml_engine as cml  # noqa: E402
 from cml_engine.compiler.optimize import optimize  # noqa: E402
 from cml_engine.compiler.planning.layouts import choose_layout  # noqa: E402
 from cml_engine.compiler.planning.lower import lower  # noqa: E402
+from cml_engine.demo_game.chain import MODELS  # noqa: E402
 from cml_engine.errors import CmlError, UnsupportedOp  # noqa: E402
 from cml_engine.formats import loading  # noqa: E402
 from cml_engine.formats.onnx.export import game_operators, writer  # noqa: E402
@@ -23,7 +24,6 @@ from cml_engine.ir.limits import Limits  # noqa: E402
 from cml_engine.ops import load_families, registered  # noqa: E402
 from cml_engine.ops.declaration.spec import Case  # noqa: E402
 from cml_engine.tools.testing import case_graph  # noqa: E402
-from demo_game.chain import MODELS  # noqa: E402
 from tests.fixtures.graphs import BLOCKS  # noqa: E402
 from tests.fixtures.integer.random_networks import random_integer_case  # noqa: E402
 from tests.fixtures.models import write_model  # noqa: E402

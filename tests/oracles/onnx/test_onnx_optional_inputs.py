@@ -9,7 +9,7 @@ onnx = pytest.importorskip("onnx")
 import cml_engine as cml  # noqa: E402
 from cml_engine.cooked.cook import cook  # noqa: E402
 from cml_engine.cooked.load import load_cooked  # noqa: E402
-from scheduler import FrameScheduler  # noqa: E402
+from cml_engine.scheduler import FrameScheduler  # noqa: E402
 from tests.fixtures.onnx_models import load, model, node, saved, subgraph  # noqa: E402
 from tests.onnx_nodes import run_onnx  # noqa: E402
 

@@ -12,7 +12,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 import cml_engine as cml
-import scheduler
+from cml_engine import scheduler
 from cml_engine.errors import UnsupportedOp
 from tests.fixtures.onnx_models import load as load_model
 from tests.fixtures.onnx_models import model, nodes_of

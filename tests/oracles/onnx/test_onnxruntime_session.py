@@ -10,7 +10,7 @@ from numpy.testing import assert_array_equal
 pytest.importorskip("onnxruntime")
 
 import cml_engine as cml
-from demo_game.chain import MODELS
+from cml_engine.demo_game.chain import MODELS
 from tests.fixtures.models import write_model
 from tests.onnx_nodes import difference, on_cpu, random_inputs
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from demo_game.driver_threads import assign_cores
-from demo_game.render.pace import EFFORTS, DrawingPace
+from cml_engine.demo_game.driver_threads import assign_cores
+from cml_engine.demo_game.render.pace import EFFORTS, DrawingPace
 
 MOST = 11.7
 

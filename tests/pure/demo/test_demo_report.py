@@ -5,11 +5,11 @@ import pytest
 from PIL import Image
 
 import cml_engine as cml
-from demo_game.bake.planet import code_of
-from demo_game.bake.region import Region, region_of
-from demo_game.headless import write_film
-from demo_game.reporting.report import RunReport, player_table, table
-from demo_game.world.tile import TileId
+from cml_engine.demo_game.bake.planet import code_of
+from cml_engine.demo_game.bake.region import Region, region_of
+from cml_engine.demo_game.headless import write_film
+from cml_engine.demo_game.reporting.report import RunReport, player_table, table
+from cml_engine.demo_game.world.tile import TileId
 
 TIMES = {"p50": 9.0, "p95": 15.0, "p99": 17.0, "max": 22.4}
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from demo_game.agents import TileJobs
-from demo_game.chain import load_chain
-from demo_game.streaming import FADE_S, IN_FLIGHT, LEAST_IN_FLIGHT, WORK_FRAMES, Streaming
-from demo_game.world.quadtree import Selection
-from demo_game.world.tile import TileId
+from cml_engine.demo_game.agents import TileJobs
+from cml_engine.demo_game.chain import load_chain
+from cml_engine.demo_game.streaming import (
+    FADE_S,
+    IN_FLIGHT,
+    LEAST_IN_FLIGHT,
+    WORK_FRAMES,
+    Streaming,
+)
+from cml_engine.demo_game.world.quadtree import Selection
+from cml_engine.demo_game.world.tile import TileId
 
 CHAIN = load_chain()
 ROOT = TileId(2, 0, 0)

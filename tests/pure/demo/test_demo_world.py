@@ -5,12 +5,12 @@ import random
 import numpy as np
 import pytest
 
-from demo_game.flight import ScriptedFlight
-from demo_game.world import exact_noise, noise
-from demo_game.world.bounds import bounds, ground
-from demo_game.world.draft import drafts
-from demo_game.world.quadtree import Detail, fit_detail, list_needed, select
-from demo_game.world.tile import CELLS, FINE, TileId
+from cml_engine.demo_game.flight import ScriptedFlight
+from cml_engine.demo_game.world import exact_noise, noise
+from cml_engine.demo_game.world.bounds import bounds, ground
+from cml_engine.demo_game.world.draft import drafts
+from cml_engine.demo_game.world.quadtree import Detail, fit_detail, list_needed, select
+from cml_engine.demo_game.world.tile import CELLS, FINE, TileId
 from tests.reference import exact_land
 
 SEED = 7

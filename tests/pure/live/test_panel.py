@@ -5,6 +5,7 @@ from collections import deque
 import pytest
 
 from cml_engine import FrameReport
+from cml_engine.scheduler.reports import SliceReport
 from cml_engine.tools.panel.frames import (
     LANES,
     FrameLog,
@@ -21,7 +22,6 @@ from cml_engine.tools.panel.frames import (
 )
 from cml_engine.tools.panel.panel import layout_for
 from cml_engine.tools.panel.ranking import RecentTimes, ordered, rows
-from scheduler.reports import SliceReport
 
 # --- operators
 

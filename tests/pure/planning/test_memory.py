@@ -11,6 +11,7 @@ from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.layouts import choose_layout
 from cml_engine.compiler.planning.lower import lower
 from cml_engine.compiler.planning.memory import Lifetime, place_in_segments
+from cml_engine.demo_game.chain import MODELS
 from cml_engine.errors import InputError
 from cml_engine.ir.limits import Limits
 from cml_engine.ir.memory import (
@@ -24,7 +25,6 @@ from cml_engine.ir.memory import (
     texel_block,
     texture_bytes,
 )
-from demo_game.chain import MODELS
 
 #: (bytes, alignment) to allocate, or the index of an allocation to free
 ACTIONS = st.lists(

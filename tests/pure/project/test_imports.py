@@ -13,14 +13,16 @@ import pytest
 
 from tests.fixtures.pages import ROOT
 
-PACKAGES = ("cml_engine", "scheduler", "shaders_hlsl", "demo_game")
+#: folders of the tree whose modules are parts of ``cml_engine``, by links in it
+LINKED = ("scheduler", "shaders_hlsl", "demo_game")
+PACKAGES = ("cml_engine", *(f"cml_engine/{name}" for name in LINKED))
 #: the packages of the engine, from the lowest layer to the highest
 PACKAGE_ORDER = (
     "errors", "ir", "io", "nnef", "ops", "cpu", "compiler", "gpu", "formats", "runtime", "cooked",
     "distributed", "tools",
 )  # fmt: skip
 #: the only folders that may import wgpu, at any depth
-WGPU_PLACES = (Path("cml_engine/gpu"), Path("demo_game"))
+WGPU_PLACES = (Path("cml_engine/gpu"), Path("cml_engine/demo_game"))
 
 
 def modules_after(*statements):
@@ -94,7 +96,7 @@ def offenders(folder, forbidden, allowed=()):
 
 def test_neither_imports_nor_public_names_bring_wgpu_or_the_compiler():
     found = modules_after(
-        "import scheduler",
+        "import cml_engine.scheduler",
         "import cml_engine",
         "import cml_engine.nnef",
         "import cml_engine.tools.cli",
@@ -102,7 +104,7 @@ def test_neither_imports_nor_public_names_bring_wgpu_or_the_compiler():
     )
     brought = {statement: names & {"wgpu", "slangpy"} for statement, names in found.items()}
     assert not any(brought.values()), brought
-    assert "numpy" in found["import scheduler"], "what is imported is seen"
+    assert "numpy" in found["import cml_engine.scheduler"], "what is imported is seen"
 
 
 def test_the_package_and_the_help_are_imported_fast():
@@ -125,10 +127,10 @@ def test_the_package_and_the_help_are_imported_fast():
 
 def test_optional_packages_are_imported_only_where_used():
     apart = {
-        "import cml_engine.tools.panel": {"imgui_bundle", "scheduler"},
+        "import cml_engine.tools.panel": {"imgui_bundle"},
         "import cml_engine.tools.cli.main, cml_engine.distributed": {"dask", "distributed", "zarr"},
         "import cml_engine.runtime.session.onnxruntime_program": {"onnxruntime", "onnx"},
-        "import demo_game.game": {"imgui_bundle"},
+        "import cml_engine.demo_game.game": {"imgui_bundle"},
     }
     found = modules_after(*apart)
     brought = {statement: found[statement] & names for statement, names in apart.items()}
@@ -152,9 +154,9 @@ def test_dependencies_run_one_way():
         Path("cml_engine/tools/report"),
         Path("cml_engine/__init__.py"),
     )
-    assert offenders("cml_engine", ("scheduler", "demo_game"), above) == []
-    assert offenders("scheduler", ("wgpu", "numpy", "demo_game", "cml_engine.gpu")) == []
-    assert offenders("shaders_hlsl", ("cml_engine", "scheduler", "demo_game")) == []
+    scheduler, demo = "cml_engine.scheduler", "cml_engine.demo_game"
+    assert offenders("cml_engine", (scheduler, demo), above) == []
+    assert offenders("cml_engine/scheduler", ("wgpu", "numpy", demo, "cml_engine.gpu")) == []
 
 
 def test_packages_import_only_packages_before_them():
@@ -172,26 +174,42 @@ def test_packages_import_only_packages_before_them():
 
 def test_the_engine_has_only_the_packages_of_the_order():
     entries = {p.name for p in (ROOT / "cml_engine").iterdir()} - {"__pycache__", "py.typed"}
-    assert entries - {"__init__.py", "__main__.py"} == set(PACKAGE_ORDER)
+    assert entries - {"__init__.py", "__main__.py"} == {*PACKAGE_ORDER, *LINKED}
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_a_folder_of_the_tree_is_a_part_of_the_package(name):
+    link = ROOT / "cml_engine" / name
+    assert link.is_dir() and link.resolve() == ROOT / name
+
+
+@pytest.mark.parametrize("name", ("scheduler", "demo_game"))
+def test_a_folder_of_the_tree_is_no_second_package(name):
+    code = f"import {name}; from cml_engine import {name} as part; print({name} is part)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "True\n", done.stderr
 
 
 def test_the_game_uses_public_names_only():
     """The demo game imports only public modules of the engine and of the scheduler."""
-    modules = "distributed cooked io.atomic_write runtime.live.reloader ir.memory nnef"
+    modules = "scheduler distributed cooked io.atomic_write runtime.live.reloader ir.memory nnef"
     modules += " errors.arguments tools.panel tools.panel.drawing tools.panel.palette"
     modules += " compiler.integer.digest"
-    public = {"cml_engine", "scheduler", *(f"cml_engine.{name}" for name in modules.split())}
+    public = {"cml_engine", *(f"cml_engine.{name}" for name in modules.split())}
     inner = [
         line
-        for line in offenders("demo_game", ("cml_engine", "scheduler"))
-        if line.rsplit(" ", 1)[1] not in public
+        for line in offenders("cml_engine/demo_game", ("cml_engine",))
+        if (name := line.rsplit(" ", 1)[1]) not in public
+        and not name.startswith("cml_engine.demo_game")
     ]
     assert inner == []
 
 
 #: dependencies of every installation that ship type information
 TYPED = {"numpy", "PIL", "platformdirs", "rich"}
-OURS = {*PACKAGES, "benchmarks", "examples", "tests"}
+OURS = {"cml_engine", "benchmarks", "examples", "tests"}
 
 
 def test_the_type_checker_needs_nothing_that_an_extra_installs():
@@ -204,7 +222,7 @@ def test_the_type_checker_needs_nothing_that_an_extra_installs():
     known = {name.removesuffix(".*") for rule in mypy["overrides"] for name in rule["module"]}
     foreign = {
         name.partition(".")[0]: path.name
-        for folder in map(ROOT.joinpath, mypy["files"])
+        for folder in map(ROOT.joinpath, (*mypy["files"], *PACKAGES))
         for path in folder.rglob("*.py")
         for name, _ in imports_of(path)
     }
@@ -216,7 +234,7 @@ def test_the_type_checker_needs_nothing_that_an_extra_installs():
 # --- import cycles
 
 #: packages without an import cycle; imports under TYPE_CHECKING count too
-WITHOUT_CIRCLES = ("benchmarks", "cml_engine", "demo_game", "scheduler")
+WITHOUT_CIRCLES = ("benchmarks", "cml_engine", "cml_engine/scheduler", "cml_engine/demo_game")
 
 
 def module_graph(package):

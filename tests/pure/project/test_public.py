@@ -26,8 +26,13 @@ def programs():
             yield path.relative_to(ROOT).as_posix(), textwrap.dedent(block)
 
 
+def is_of_the_engine(module):
+    parts = module.split(".")
+    return parts[0] == "cml_engine" and "demo_game" not in parts[1:2]
+
+
 def used(source):
-    """Yields ``(module, name)`` for every name of the engine or scheduler that a source text uses.
+    """Yields ``(module, name)`` for every name of the engine that a source text uses.
 
     The name is "" for an imported module.
     """
@@ -36,13 +41,13 @@ def used(source):
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                if alias.name.split(".")[0] in ("cml_engine", "scheduler"):
+                if is_of_the_engine(alias.name):
                     modules[alias.asname or alias.name] = alias.name
                     yield alias.name, ""
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 module = f"{node.module}.{alias.name}"
-                if node.module.split(".")[0] not in ("cml_engine", "scheduler"):
+                if not is_of_the_engine(module):
                     continue
                 if module in NAMES:
                     modules[alias.asname or alias.name] = module

@@ -41,6 +41,18 @@ def test_a_bake_needs_its_extra_and_no_arguments(venv, monkeypatch, tmp_path):
     assert venv[-1][1:] == ["-m", "demo_game.bake", "--region", "0:1,0:1"]
 
 
+def test_text_files_that_git_wrote_for_links_become_links(monkeypatch, tmp_path):
+    monkeypatch.setattr(tasks, "ROOT", tmp_path)
+    for name in ("cml_engine", *tasks.LINKED):
+        (tmp_path / name).mkdir()
+    for name in tasks.LINKED:
+        (tmp_path / "cml_engine" / name).write_text(f"../{name}")
+    for _ in range(2):
+        tasks.link_packages()
+        for name in tasks.LINKED:
+            assert (tmp_path / "cml_engine" / name).resolve() == tmp_path / name
+
+
 def test_optional_extra_that_fails_to_install_is_skipped(venv, monkeypatch, capsys):
     tried = []
 

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Literal
 
 from cml_engine.compiler.plan import Slice, Timing
-from scheduler.clock import VirtualClock
-from scheduler.frame_scheduler import FrameScheduler
-from scheduler.planning.controller import SpareBudget
-from scheduler.planning.cost_model import CostModel
-from scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
+from cml_engine.scheduler.clock import VirtualClock
+from cml_engine.scheduler.frame_scheduler import FrameScheduler
+from cml_engine.scheduler.planning.controller import SpareBudget
+from cml_engine.scheduler.planning.cost_model import CostModel
+from cml_engine.scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
 
 FRAME_MS = 1000 / 60
 _NOISE = Path(__file__).with_name("noise")

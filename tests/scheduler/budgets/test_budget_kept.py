@@ -6,8 +6,8 @@ from bisect import bisect_left
 import pytest
 
 from cml_engine import CostModel
-from scheduler.planning.margin import TailMargin
-from scheduler.tools.simulate import (
+from cml_engine.scheduler.planning.margin import TailMargin
+from cml_engine.scheduler.tools.simulate import (
     Arrival,
     Noise,
     SimNetwork,

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from cml_engine import FrameScheduler, VirtualClock
-from scheduler.planning.controller import FrameController
-from scheduler.tools.simulate import SimGpu
+from cml_engine.scheduler.planning.controller import FrameController
+from cml_engine.scheduler.tools.simulate import SimGpu
 from tests.scheduler.budgets import frame_budgets
 from tests.scheduler.budgets.frame_budgets import FRAME_MS, WARM_UP, best_constant, ours
 

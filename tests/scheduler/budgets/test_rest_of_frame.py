@@ -6,10 +6,10 @@ import random
 import pytest
 
 from cml_engine import FrameScheduler, VirtualClock
-from scheduler.planning.controller import FrameController
-from scheduler.recording import Recording, decisions_of
-from scheduler.tools.replay import replay
-from scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep
+from cml_engine.scheduler.planning.controller import FrameController
+from cml_engine.scheduler.recording import Recording, decisions_of
+from cml_engine.scheduler.tools.replay import replay
+from cml_engine.scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep
 from tests.scheduler.budgets import frame_budgets
 from tests.scheduler.budgets.frame_budgets import FRAME_MS, best_constant, ours
 

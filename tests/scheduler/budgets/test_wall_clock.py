@@ -3,7 +3,7 @@
 import pytest
 
 from cml_engine import CostModel, FrameScheduler, VirtualClock
-from scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep
+from cml_engine.scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep
 
 FRAME = 1000 / 60
 

@@ -7,8 +7,8 @@ cost and their ETA count only these steps.
 import pytest
 
 from cml_engine import FrameScheduler, VirtualClock
-from scheduler.tools.replay import replay
-from scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
+from cml_engine.scheduler.tools.replay import replay
+from cml_engine.scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
 from tests.fixtures.frames.simulated import run_frames
 
 X, Z, BOTH = frozenset({"x"}), frozenset({"z"}), frozenset({"x", "z"})

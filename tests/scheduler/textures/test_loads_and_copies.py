@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from scheduler.recording import Recording
-from scheduler.tools.replay import replay
-from scheduler.tools.simulate import SimStep
+from cml_engine.scheduler.recording import Recording
+from cml_engine.scheduler.tools.replay import replay
+from cml_engine.scheduler.tools.simulate import SimStep
 from tests.fixtures.frames import simulated
 
 BUDGET_MS = 2.0

@@ -41,7 +41,7 @@ GROUP = "Fit it into frames"
 )
 def simulate(a: Namespace) -> None:
     """Compare scheduling policies for a model on a simulated device."""
-    from scheduler.tools.simulate import table
+    from cml_engine.scheduler.tools.simulate import table
 
     if a.plot:
         if importlib.util.find_spec("matplotlib") is None:
@@ -50,7 +50,7 @@ def simulate(a: Namespace) -> None:
     outcomes = load_facts(a).policies(a.budget_ms, a.frame_ms, speed=a.speed)
     print(table(outcomes))
     if a.plot:
-        from scheduler.tools.simulate import plot_outcomes
+        from cml_engine.scheduler.tools.simulate import plot_outcomes
 
         try:
             plot_outcomes(outcomes, a.frame_ms, a.plot)
@@ -81,7 +81,7 @@ def simulate(a: Namespace) -> None:
 )
 def frames(a: Namespace) -> int:
     """Measure whether a frame budget is kept, and used, on this GPU."""
-    from scheduler.tools import commands
+    from cml_engine.scheduler.tools import commands
 
     session, gpu, arrays = timed_session(a)
     with progress() as show:
@@ -116,7 +116,7 @@ def frames(a: Namespace) -> int:
 )
 def trace(a: Namespace) -> None:
     """Write a trace of frames and slices, to open in ui.perfetto.dev."""
-    from scheduler.tools import commands
+    from cml_engine.scheduler.tools import commands
 
     array_files.check_place(a.write, a.model)
     session, _, arrays = timed_session(a)

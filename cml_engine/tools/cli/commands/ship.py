@@ -70,7 +70,7 @@ def cook(a: Namespace) -> int:
     if not a.write:
         raise InputError("no file to write: name one, -o net.cml")
     check_place(Path(a.write), a.model)
-    from scheduler.tools.commands import cooked_guesses
+    from cml_engine.scheduler.tools.commands import cooked_guesses
 
     graph = load_model(a)
     if a.integer and not graph.integer:
@@ -180,7 +180,7 @@ def export(a: Namespace) -> None:
         return
     refuse(a, f"--to {a.to} has fixed shapes", "dynamic")
     from cml_engine.cooked.export import compile_command, export_player, picture_of
-    from scheduler.tools.commands import cooked_guesses
+    from cml_engine.scheduler.tools.commands import cooked_guesses
 
     graph, folder = load_model(a), Path(a.destination)
     guesses = cooked_guesses()
