@@ -14,12 +14,12 @@ import numpy as np
 from PIL import Image
 
 import cml_engine as cml
-from benchmarks import random_networks
 from benchmarks.contenders import Array, Workload
-from benchmarks.random_networks import RandomNetwork
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.graph import Graph
+from cml_engine.tools.selftest import random_networks
+from cml_engine.tools.selftest.random_networks import RandomNetwork
 from examples.stylegan2.network import build
 from examples.stylegan2.parameters import Config, random_parameters
 from examples.upscale import assets, pictures

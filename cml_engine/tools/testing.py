@@ -10,9 +10,10 @@ its results are bit-identical for any partition and order of its workgroups.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ from cml_engine.cpu.compare import compare
 from cml_engine.errors import CmlError, InputError
 from cml_engine.ir.graph import Array, Attrs, Fact, Graph, Node
 from cml_engine.ir.layout import C4, C4H, HALF
+from cml_engine.ir.limits import Limits
 from cml_engine.nnef.expansion.signatures import REQUIRED
 from cml_engine.ops.declaration.checks import signature_of
 from cml_engine.ops.declaration.choice import NO_VARIANTS, VariantTable
@@ -105,20 +107,74 @@ def check(spec: OpSpec | str, gpu: Gpu | None = None, *, partitions: int = 2) ->
 
         gpu = Gpu()
     worst, runs = 0.0, 0
-    for case, graph, inputs, layouts in variants(operator):
-        for kernel, table in _kernels_of(graph, gpu, layouts):
-            runs += 1
-            for variant, stored, keep in _memories_of(graph, layouts):
-                setup = f"constants {sorted(graph.constants)}, layouts {layouts}{kernel}"
-                with _naming(f"{operator.name}, case {case.id} ({setup})"):
-                    error = check_graph(
-                        variant, inputs, gpu,
-                        layouts=stored, partitions=partitions, variants=table, keep=keep,
-                    )  # fmt: skip
-                worst = max(worst, error)
-        if operator.exact:
-            _check_whole(operator, graph, inputs, case)
+    for one in kernel_checks(operator, gpu.limits):
+        runs += one.is_first
+        with _naming(one.label):
+            worst = max(worst, one.prepare(gpu, partitions)())
     return CheckReport(operator.name, len(operator.cases), runs, worst, operator.cpu is not None)
+
+
+@dataclass(frozen=True)
+class KernelCheck:
+    """A check of one kernel of an operator: a case, its operands, the layouts and the memory.
+
+    ``option`` is the kernel's name among several, or ``""``. ``is_first`` is True for the first
+    memory in which a kernel runs.
+    """
+
+    operator: OpSpec
+    case: Case
+    graph: Graph
+    inputs: Mapping[str, Array]
+    layouts: Mapping[str, str]
+    option: str
+    table: VariantTable
+    keep: bool
+    is_first: bool
+
+    @property
+    def label(self) -> str:
+        """The operator, the case and the setup, for messages."""
+        kernel = f", kernel '{self.option}'" if self.option else ""
+        setup = f"constants {sorted(self.graph.constants)}, layouts {dict(self.layouts)}{kernel}"
+        return f"{self.operator.name}, case {self.case.id} ({setup})"
+
+    def describe(self, limits: Limits) -> str:
+        """Returns the label and the names of the kernels' HLSL files."""
+        options = PlanOptions(variants=self.table)
+        steps = lower(self.graph, limits, dict(self.layouts), options).steps
+        files = dict.fromkeys(Path(step.path).name for step in steps)
+        return f"{self.label}, by {' and '.join(files)}"
+
+    def prepare(self, gpu: Gpu, partitions: int = 2) -> Callable[[], float]:
+        """Builds the kernels and computes NumPy's results; returns the function that checks.
+
+        That function returns the worst error as a share of the tolerance, and raises
+        ``AssertionError`` with the reason if a check fails. This method may be called in any
+        thread.
+        """
+        run = prepare_check(
+            self.graph, self.inputs, gpu, layouts=self.layouts, partitions=partitions,
+            variants=self.table, keep=self.keep,
+        )  # fmt: skip
+
+        def check() -> float:
+            error = run()
+            if self.operator.exact and self.is_first:
+                _check_whole(self.operator, self.graph, self.inputs)
+            return error
+
+        return check
+
+
+def kernel_checks(operator: OpSpec, limits: Limits) -> Iterator[KernelCheck]:
+    """Yields the checks of every case of an operator, by each kernel that a device may choose."""
+    for case, graph, inputs, layouts in variants(operator):
+        for option, table in _kernels_of(graph, limits, layouts):
+            for i, (variant, stored, keep) in enumerate(_memories_of(graph, layouts)):
+                yield KernelCheck(
+                    operator, case, variant, inputs, stored, option, table, keep, i == 0
+                )
 
 
 @contextmanager
@@ -131,15 +187,15 @@ def _naming(subject: str) -> Iterator[None]:
 
 
 def _kernels_of(
-    graph: Graph, gpu: Gpu, layouts: Mapping[str, str]
+    graph: Graph, limits: Limits, layouts: Mapping[str, str]
 ) -> Iterator[tuple[str, VariantTable]]:
-    """Yields a table for each kernel that may compute a one-node graph, and words to name it."""
-    choices = lower(graph, gpu.limits, dict(layouts)).choices
+    """Yields a name and a table for each kernel that may compute a one-node graph."""
+    choices = lower(graph, limits, dict(layouts)).choices
     if not choices:
         yield "", NO_VARIANTS
     for choice in choices:
         for option in choice.options:
-            yield f", kernel '{option}'", VariantTable.forcing(choice.key, option)
+            yield option, VariantTable.forcing(choice.key, option)
 
 
 def _memories_of(
@@ -165,7 +221,7 @@ def _memories_of(
     yield graph.with_(nodes=nodes, facts=facts), placed, False
 
 
-def _check_whole(spec: OpSpec, graph: Graph, inputs: Mapping[str, Array], case: Case) -> None:
+def _check_whole(spec: OpSpec, graph: Graph, inputs: Mapping[str, Array]) -> None:
     """Asserts that an exact operator returns whole numbers within its declared bounds."""
     (node,) = graph.nodes
     values = {**graph.constants, **inputs}
@@ -185,7 +241,7 @@ def _check_whole(spec: OpSpec, graph: Graph, inputs: Mapping[str, Array], case: 
     for name, results in reference(graph, inputs).items():
         wrong = find_range_violation(name, results, Range(low, high))
         if name in node.outputs and wrong:
-            raise AssertionError(f"{spec.name}, case {case.id}: {wrong}")
+            raise AssertionError(wrong)
 
 
 def variants(spec: OpSpec) -> Iterator[tuple[Case, Graph, dict[str, Array], dict[str, str]]]:
@@ -268,20 +324,60 @@ def check_graph(
     Operators without a CPU function, and all operators after them, are not compared. Without
     ``keep`` memory is reused, and only the outputs are compared.
     """
-    from cml_engine.cpu.compare import advice, node_tolerance
-    from cml_engine.gpu.program import inspect
+    return prepare_check(
+        graph, inputs, gpu, layouts=layouts, partitions=partitions, variants=variants, keep=keep
+    )()
+
+
+def prepare_check(
+    graph: Graph,
+    inputs: Mapping[str, Array],
+    gpu: Gpu,
+    *,
+    layouts: Mapping[str, str] | None = None,
+    partitions: int = 2,
+    variants: VariantTable = NO_VARIANTS,
+    keep: bool = True,
+) -> Callable[[], float]:
+    """Returns a function that does what :func:`check_graph` does, with everything built before.
+
+    This function may be called in any thread, and its result where the GPU is used.
+    """
     from cml_engine.gpu.program.program import GpuProgram
 
     layouts = dict(layouts or {})
     options = PlanOptions(keep=keep, guard=_GUARD_BYTES, variants=variants)
-    plan = lower(graph, gpu.limits, layouts, options)
-    in_steps = integer_results(plan)
-    program = GpuProgram(plan, gpu)
-    ranges = [(step.index, 0, step.groups) for step in plan.steps]
+    program = GpuProgram(lower(graph, gpu.limits, layouts, options), gpu)
     expected = reference(graph, inputs, layouts)
-    first_arena = _run(program, inputs, ranges)
+
+    def check() -> float:
+        steps = program.plan.steps
+        ranges = [(step.index, 0, step.groups) for step in steps]
+        first_arena = _run(program, inputs, ranges)
+        worst = _compare(graph, program, layouts, expected)
+        _check_guards(program, first_arena)
+        if keep:
+            _check_inputs(program, expected)
+        for seed in range(partitions):
+            arena = _run(program, inputs, random_partition(ranges, seed))
+            assert np.array_equal(arena, first_arena), (
+                f"partition {seed} of the workgroups gives other bits than the whole run"
+            )
+        return worst
+
+    return check
+
+
+def _compare(
+    graph: Graph, program: GpuProgram, layouts: Mapping[str, str], expected: Mapping[str, Array]
+) -> float:
+    """Returns the worst error of the last run's tensors as a share of the tolerance."""
+    from cml_engine.cpu.compare import advice, node_tolerance
+    from cml_engine.gpu.program import inspect
+
+    plan, worst = program.plan, 0.0
+    in_steps = integer_results(plan)
     actual = {name: inspect.read_tensor(program, place) for name, place in plan.tensors.items()}
-    worst = 0.0
     for node in graph.nodes:
         tolerance = stored_tolerance(node, node_tolerance(node), layouts, node.title in in_steps)
         for name in (n for n in node.outputs if n in expected and n in actual):
@@ -290,14 +386,6 @@ def check_graph(
                 filter(None, (f"{name}: {verdict.problem}", advice(node, tolerance, verdict)))
             )
             worst = max(worst, verdict.worst)
-    _check_guards(program, first_arena)
-    if keep:
-        _check_inputs(program, expected)
-    for seed in range(partitions):
-        arena = _run(program, inputs, random_partition(ranges, seed))
-        assert np.array_equal(arena, first_arena), (
-            f"partition {seed} of the workgroups gives other bits than the whole run"
-        )
     return worst
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cml_engine.compiler.plan import Slice
 from cml_engine.errors import InputError
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _WARM_UP_JOBS = 3
 #: frames until timings have arrived at the end
 _DRAIN = 12
+#: records the host's own commands of a frame with an encoder
+Render = Callable[[Any], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +127,8 @@ class FramesReport:
 class _Interleaved:
     """Submits and times frames between the scheduler's frames, on a separate executor."""
 
-    def __init__(self, session: Session) -> None:
-        self.gpu = gpu_of(session)
+    def __init__(self, session: Session, render: Render) -> None:
+        self.gpu, self.render = gpu_of(session), render
         self.executor = self.gpu.executor()
         self._frame = 0
         self._sinks: dict[int, list[float]] = {}
@@ -137,6 +139,7 @@ class _Interleaved:
         The frame's milliseconds are appended to ``sink`` when they arrive, a few frames later.
         """
         encoder = self.gpu.device.create_command_encoder()
+        self.render(encoder)
         if slices:
             self.executor.encode(encoder, self._frame, [slices])
             self._sinks[self._frame] = sink
@@ -170,27 +173,28 @@ def measure_frames(
     same: Callable[[Array, Array], bool],
     cost_model: CostModel | None = None,
     progress: Callable[[int], None] = lambda done: None,
+    render: Render = lambda encoder: None,
 ) -> FramesReport:
     """Runs the session sliced for ``frames`` frames or more, and returns the measured times.
 
     Three other types of frames are interleaved, for comparison. ``same(a, b)`` returns True if two
-    outputs are bit-identical. The session must be on a GPU with timestamp queries.
+    outputs are bit-identical. ``render`` records the host's own commands of a frame, which come
+    before the network's. The session must be on a GPU with timestamp queries.
     """
     if not network_of(session).step_costs():
         raise InputError(
             f"'{session.graph.name}' has nothing to run on the GPU: no frame to measure"
         )
-    session.reset()  # and before every run: a network's variables must not tell runs apart
-    reference = session.run(inputs)
-    # the other types of frames have their own network: they must not touch the job's memory
+    # the other types of frames have their own network: they must not touch the job's memory, where
+    # results of a whole run would hide what slices leave out
     unsliced_session = Session(session.source_graph, gpu_of(session), session.options)
-    unsliced_session.run(inputs)
-    interleaved = _Interleaved(unsliced_session)
+    reference = unsliced_session.run(inputs)
+    interleaved = _Interleaved(unsliced_session, render)
     scheduler = FrameScheduler(
         gpu_of(session), frame_ms, budget_ms, cost_model=cost_model or CostModel()
     )
     scheduler.times_all = True
-    loop = _Loop(session, scheduler, inputs, reference, same)
+    loop = _Loop(session, scheduler, inputs, reference, same, render)
     for _ in range(_WARM_UP_JOBS):
         loop.run_job()
     control = _control(unsliced_session, scheduler, budget_ms)
@@ -219,10 +223,10 @@ class _Loop:
 
     def __init__(
         self, session: Session, scheduler: FrameScheduler, inputs: Mapping[str, Array],
-        reference: Mapping[str, Array], same: Callable[[Array, Array], bool],
+        reference: Mapping[str, Array], same: Callable[[Array, Array], bool], render: Render,
     ) -> None:  # fmt: skip
         self.session, self.scheduler, self.inputs = session, scheduler, inputs
-        self.reference, self.same = reference, same
+        self.reference, self.same, self.render = reference, same, render
         self.identical = True
         self.jobs: list[Job] = []
         self.measured: list[FrameReport] = []
@@ -269,6 +273,7 @@ class _Loop:
     def _encode(self) -> FrameReport:
         gpu = gpu_of(self.session)
         encoder = gpu.device.create_command_encoder()
+        self.render(encoder)
         report = self.scheduler.encode(encoder)
         gpu.queue.submit([encoder.finish()])
         gpu.wait()

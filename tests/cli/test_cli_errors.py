@@ -34,6 +34,7 @@ PLACES = {
     "docs": "cml_engine.tools.cli.commands.installation.bundled_folder",
     "example": "cml_engine.tools.example_programs.bundled_folder",
     "ops": "cml_engine.tools.report.operator_support.operator_table",
+    "selftest": "cml_engine.gpu.gpu.Gpu",
 }
 REPORT = "please report it"
 FAULTS = [
@@ -69,6 +70,7 @@ def arguments(command, model):
     """Returns the shortest argument list that the command accepts for the model."""
     more = {
         "run": "MODEL -i x=x.npy", "ops": "", "docs": "", "devices": "", "example": "",
+        "selftest": "",
         "convert": "x.param out", "map": "MODEL --inputs x.npy -o out.zarr",
         "cook": "MODEL -o x.cml", "export": "MODEL out.onnx", "report": "MODEL -o report",
         "quantize": "MODEL out -i x=x.npy",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,14 @@ def test_a_cooked_file_runs_in_frames_without_the_compiler(environment, cooked, 
     assert output == "done (1, 3, 32, 32) 4.0\n"
     missing = environment.run("python", "-c", "import slangpy", cwd=tmp_path, check=False)
     assert missing.returncode == 1
+
+
+@pytest.mark.gpu
+def test_a_user_with_a_card_proves_the_engine_on_it(compiler_environment, tmp_path):
+    parts = [word for part in ("relu", "digests", "textures", "loss") for word in ("--only", part)]
+    done = compiler_environment.run("cml", "selftest", "--quick", *parts, cwd=tmp_path)
+    assert "no check failed" in done.stdout
+    assert json.loads((tmp_path / "cml-selftest.json").read_text())["ok"]
 
 
 @pytest.mark.gpu

@@ -25,8 +25,10 @@ from cml_engine.demo_game.tile_maker import TileMaker
 from cml_engine.demo_game.training import integer
 from cml_engine.demo_game.world.tile import TileId
 from cml_engine.runtime.node_check import random_words
-from tests.fixtures.integer.agents import DIGESTS
+from cml_engine.tools.selftest.networks import integer_digests
 from tests.fixtures.integer.world import TILES
+
+DIGESTS = integer_digests()
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,11 @@ from cml_engine.demo_game.reporting.digest import tile_digest
 from cml_engine.demo_game.tile_maker import TileMaker
 from cml_engine.demo_game.training.integer import INTEGER
 from cml_engine.runtime.node_check import check_bits, random_words
-from tests.fixtures.integer.agents import DIGESTS
+from cml_engine.tools.selftest.networks import integer_digests
 from tests.fixtures.integer.world import TILES
 
 LONG = pytest.mark.long
+DIGESTS = integer_digests()
 #: Chromium's driver on Debian and on other systems
 SWIFTSHADER = [
     path
@@ -33,10 +34,10 @@ import cml_engine as cml
 from cml_engine.compiler.integer.digest import run_digest
 from cml_engine.runtime.node_check import random_words
 from cml_engine.demo_game.training.integer import INTEGER
-from tests.fixtures.integer.agents import DIGESTS
+from cml_engine.tools.selftest.networks import integer_digests
 gpu = cml.Gpu()
 print(gpu.name)
-for name in DIGESTS:
+for name in integer_digests():
     graph = cml.load(INTEGER / f"{name}.nnef")
     print(name, run_digest(graph, cml.Session(graph, gpu).run(random_words(graph, 11))))
 """

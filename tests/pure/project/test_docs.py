@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 
+from benchmarks import devices
 from cml_engine.tools import cli
 from tests import onnx_nodes
 from tests.fixtures.pages import ROOT, examples
@@ -54,6 +55,12 @@ def test_readme_names_commands_that_exist(capsys):
         with pytest.raises(SystemExit) as ended:
             cli.main([command, "--help"])
         assert ended.value.code == 0, command
+
+
+def test_the_table_of_devices_is_that_of_their_reports():
+    """``python -m benchmarks.devices --write`` makes it."""
+    reports = devices.stored_reports()
+    assert reports and devices.PAGE.read_text(encoding="utf-8") == devices.page(reports)
 
 
 def test_readme_is_short_and_its_example_shorter():

@@ -14,7 +14,8 @@ from cml_engine.errors.arguments import check_known_names
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.data_folders import bundled_folder
 from cml_engine.io.output_folder import check_new_file
-from cml_engine.tools.cli.options import command, flag, option
+from cml_engine.tools.cli.options import command, flag, option, value_option
+from cml_engine.tools.cli.terminal import progress
 from cml_engine.tools.example_programs import (
     example_programs,
     is_runnable,
@@ -100,6 +101,61 @@ def devices(a: Namespace) -> None:
         print("* is the default; --adapter NAME takes another")
     else:
         request_adapter(None)  # raises the reason
+
+
+@command(
+    GROUP,
+    "cml selftest --quick --only relu --only textures",
+    "adapter",
+    "ops",
+    value_option(
+        "model",
+        "--model",
+        "FILE",
+        "a network of your own to check as well, such as StyleGAN2's; its inputs are random",
+        repeatable=True,
+    ),
+    flag("GPU", "--quick", "one minute instead of ten: every kernel with one of its cases"),
+    value_option(
+        "GPU",
+        "--only",
+        "NAME",
+        "one part of the test, as its table names them, or the kernels of one operator",
+        repeatable=True,
+    ),
+    value_option(
+        "output",
+        "--write",
+        "FILE",
+        "the file to write (default: %(default)s)",
+        Path,
+        "cml-selftest.json",
+        short="-o",
+    ),
+)
+def selftest(a: Namespace) -> int:
+    """Prove the engine on this GPU: kernels, textures, networks, frames; write a file."""
+    from cml_engine.gpu.gpu import Gpu
+    from cml_engine.io.arrays import check_place
+    from cml_engine.ops import load_families, registered
+    from cml_engine.tools.selftest.context import SelfTest
+    from cml_engine.tools.selftest.report import SelfTestReport, describe_device, versions
+    from cml_engine.tools.selftest.run import PARTS, run
+
+    load_families()
+    check_known_names(a.only, (*PARTS, *registered()), "there is no part or operator", "--only")
+    operators = [name for name in a.only if name not in PARTS]
+    parts = [name for name in PARTS if name in a.only or not a.only]
+    if operators and "kernels" not in parts:
+        parts.insert(0, "kernels")
+    check_place(a.write)
+    gpu = Gpu()
+    report = SelfTestReport(describe_device(gpu), versions(), a.quick)
+    print(f"{gpu.name}; the report is written to {a.write}", flush=True)
+    with progress() as show:
+        run(SelfTest(a.write, gpu, report, a.quick, operators, a.model, show), parts)
+    print(report)
+    return 0 if report.ok else 1
 
 
 @command(

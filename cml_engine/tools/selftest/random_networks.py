@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from cml_engine.io.atomic_write import write_atomically
+
 Array = NDArray[np.float32]
 _MAGIC = 7767517
 #: the flag before 32-bit float weights
@@ -117,9 +119,8 @@ class RandomNetwork:
             lines += _split(layer.output, readers[layer.output])
         tensors = sum(int(line.split()[3]) for line in lines)
         head = f"{_MAGIC}\n{len(lines)} {tensors}\n"
-        param.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
-        with weights.open("wb") as file:
-            file.writelines(layer.weights for layer in self._layers)
+        write_atomically(param, head + "\n".join(lines) + "\n")
+        write_atomically(weights, b"".join(layer.weights for layer in self._layers))
 
     def values(self, shape: tuple[int, ...], deviation: float) -> Array:
         normal: Array = self._random.standard_normal(shape).astype(np.float32)

@@ -1,0 +1,1 @@
+"""The implementation of ``cml selftest``: proves the engine on a device, without a checkout."""
