@@ -107,9 +107,11 @@ def row(machine: Machine, reports: Mapping[str, Mapping[str, Any]]) -> str:
     off, sliced, unsliced = (reports[mode] for mode in _MODES)
     late = [f"{100 * r['frames_over_share']:.1f}" for r in (off, sliced, unsliced)]
     waits = [f"{r['latency_s']['p50']:.1f}" for r in (sliced, unsliced)]
-    is_same = len({r["world"] for r in reports.values()}) == 1
+    worlds = {(r["max_tiles"], r["view_km"], r["world"]) for r in reports.values()}
+    is_same = len(worlds) == len({(tiles, view) for tiles, view, _ in worlds})
     cells = [
         machine.name,
+        f"{sliced['width']}x{sliced['height']}, {sliced['max_tiles']}, {sliced['view_km']:g} km",
         f"{off['frame_ms']['p50']:.1f}",
         *late,
         f"{sliced['tiles']} of {unsliced['tiles']}",
@@ -121,8 +123,9 @@ def row(machine: Machine, reports: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 HEADER = """\
-| machine | picture ms | late %, off | sliced | unsliced | tiles | wait s | complete s | world |
-|---|--:|--:|--:|--:|--:|--:|--:|---|"""
+| machine | chosen | picture ms | late %, off | sliced | unsliced | tiles | wait s | complete s \
+| world |
+|---|---|--:|--:|--:|--:|--:|--:|--:|---|"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

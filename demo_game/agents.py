@@ -20,7 +20,7 @@ from cml_engine.demo_game.chain import (
     TEXELS,
     Chain,
 )
-from cml_engine.demo_game.world.tile import TileId
+from cml_engine.demo_game.world.tile import MAX_LEVEL, TileId
 from cml_engine.runtime.live.reloader import Reloader
 
 if TYPE_CHECKING:  # needs a GPU
@@ -103,6 +103,16 @@ class Agents:
         self.sessions = {
             name: cml.Session(graph, gpu, deferred=True) for name, graph in chain.graphs.items()
         }
+
+    def costs_by_level(self, coarsest_ms: float) -> dict[int, float]:
+        """Returns estimated milliseconds of a tile of each level, by those of a coarsest one."""
+
+        def flops(level: int) -> float:
+            plans = (self.sessions[n].plan for n in self.chain.sessions_for(TileId(level, 0, 0)))
+            return sum(step.cost.flops for plan in plans if plan for step in plan.steps)
+
+        ms_per_flop = coarsest_ms / flops(MAX_LEVEL)
+        return {level: ms_per_flop * flops(level) for level in range(MAX_LEVEL + 1)}
 
     def build_ahead(self, level: int) -> None:
         """Starts to build the kernels of the networks that a tile of this level needs.

@@ -184,6 +184,7 @@ def run(options: argparse.Namespace) -> int:
         panels=options.panels,
     )
     window.game.controls.budget_ms = options.budget_ms
+    window.game.on_fit = say
     if window.game.watch is not None:
         window.game.watch.on_change = say
     run_window(window)

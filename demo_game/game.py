@@ -10,8 +10,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from statistics import median
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import wgpu
 
@@ -29,6 +31,7 @@ from cml_engine import (
 from cml_engine.demo_game.agents import Agents, FileWatch
 from cml_engine.demo_game.chain import load_chain
 from cml_engine.demo_game.driver_threads import pin_driver_threads
+from cml_engine.demo_game.fitting import BEHIND_SHARE, PICTURE_SHARE, MachineFit
 from cml_engine.demo_game.flight import Pose
 from cml_engine.demo_game.operators.light import relight
 from cml_engine.demo_game.render.binding import Descriptor
@@ -61,12 +64,12 @@ PLANNERS: dict[Mode, cml.Planner] = {
 #: share of a frame that the networks leave free if only the picture's time is known
 _HEADROOM = 0.15
 #: milliseconds that an average frame's networks get in any case, so that the world grows
-_LEAST_MS = 1.0
+LEAST_MS = 1.0
 #: share of frames that may be late because of the networks
 _OVER_SHARE = 0.01
-#: shares of a frame for everything but the networks, above which the drawing effort is reduced: the
-#: second while more than :data:`_FEW` tiles (half a second of work) are wanted
-_PICTURE_SHARE, _BEHIND_SHARE, _FEW = 0.7, 0.45, 4
+#: number of wanted tiles (half a second of work) above which the picture's share of a frame is
+#: ``BEHIND_SHARE``
+_FEW = 4
 #: share of a frame for the networks while the world is loaded
 _LOADING_SHARE = 0.8
 #: slots that stay free for unfinished tiles if a view needs more tiles than there are slots
@@ -74,6 +77,9 @@ SPARE_SLOTS = 8
 #: on a software driver only every 16th frame times its passes, to learn the overlay's share:
 #: timestamps make frames longer, and waiting for the picture already gives its time
 _TIMED_EVERY = 16
+#: pictures that are measured after a first one, to fit the machine, and the tiles after which the
+#: cost of a tile is known
+_PICTURES, _KNOWN_TILES = 5, 4
 #: frames until imgui's windows have their final sizes
 _OVERLAY_FRAMES = 4
 #: frames between two selections of tiles: flying over a tile takes many frames
@@ -121,6 +127,8 @@ class Settings:
     watch: bool = False
     frame_ms: float = 1000 / 60
     detail: Detail = field(default_factory=Detail)
+    #: chooses picture and detail by the machine's times; None: they stay as they are
+    fit: MachineFit | None = None
 
 
 class Game:
@@ -139,7 +147,12 @@ class Game:
             surface = relight(cml.load(chain.folders["surface"]), settings.light)
             chain = replace(chain, graphs={**chain.graphs, "surface": surface})
         quality = replace(quality, texels=chain.texel_side)
+        #: the size of ``quality`` is the one that the target should have
         self.gpu, self.settings, self.quality = gpu, settings, quality
+        #: the most tiles of a view, and the world's level of detail; what a view needs may be less
+        self.max_tiles, self.detail = quality.slots, settings.detail
+        #: called with a line about what was chosen for this machine
+        self.on_fit: Callable[[str], object] = lambda line: None
         self.controls = Controls()
         self.scheduler = FrameScheduler(gpu, settings.frame_ms, "spare", over_share=_OVER_SHARE)
         # first, because its threads build pipelines while the networks are planned
@@ -157,14 +170,13 @@ class Game:
         #: False: no tile is requested, to measure the picture without inference
         self.inference = True
         self.draw_stats: DrawStats | None = None
-        self.pace = DrawingPace(_PICTURE_SHARE * settings.frame_ms, quality.effort)
+        self.pace = DrawingPace(PICTURE_SHARE * settings.frame_ms, quality.effort)
         self.selection = Selection()
-        self._detail = settings.detail
-        #: the boxes of the tiles to draw; None before the first selection
-        self._boxes: Boxes | None = None
+        #: the detail and the boxes of the tiles to draw; None before the first selection
+        self._detail, self._boxes = self.detail, cast("Boxes | None", None)
         self._look_at = self._finished = self._unseen = 0
         self._requested = True
-        self._spare = SpareBudget(settings.frame_ms, _LEAST_MS, headroom=_HEADROOM)
+        self._spare = SpareBudget(settings.frame_ms, LEAST_MS, headroom=_HEADROOM)
         self._fixed = FixedBudget(0.0)
         self._loading = FixedBudget(_LOADING_SHARE * settings.frame_ms)
         #: True until the networks have made ground everywhere: they get most of each frame
@@ -175,6 +187,8 @@ class Game:
         self._began = self._planted = self._encoded = False
         if self._on_cpu:
             pin_driver_threads()
+        if settings.fit is not None:  # another game may have measured
+            self._take_over(settings.fit)
 
     def resize(self, width: int, height: int) -> None:
         """Changes the size of the target, in pixels."""
@@ -200,6 +214,7 @@ class Game:
         camera = self.renderer.camera(pose.position, pose.yaw, pose.pitch)
         self._seen = camera, pose, now_s
         self._unseen += 1
+        self._fit_machine(camera, now_s)
         if self.loading or self._unseen > _POSTPONED:
             self._update_selection()
         encoder = self.gpu.device.create_command_encoder()
@@ -309,6 +324,67 @@ class Game:
             self.log.add_inference(done)
         self._update_counts()
 
+    @property
+    def _measures_picture(self) -> bool:
+        """True until the machine's picture was measured, beside which nothing else should run."""
+        fit = self.settings.fit
+        return fit is not None and fit.picture_ms is None
+
+    def _fit_machine(self, camera: Camera, now_s: float) -> None:
+        """Measures picture and tiles in the first seconds, and chooses the ones that fit."""
+        fit = self.settings.fit
+        if fit is None or fit.is_done:
+            return
+        if self._measures_picture:
+            if self.draw_stats is not None and self.renderer.complete:
+                fit.fit_picture(partial(self._measure_picture, camera, now_s))
+                self._take_over(fit)
+        elif self.streaming.counts.finished >= _KNOWN_TILES:
+            tile_ms = self.streaming.predict_tile_ms()
+            if tile_ms is not None:
+                costs = self.agents.costs_by_level(tile_ms)
+                fit.fit_tiles(costs, self._seen[1].position, self.settings.seed)
+                self._take_over(fit)
+
+    def _take_over(self, fit: MachineFit) -> None:
+        """Uses what was chosen for the machine so far, and reports it once all is chosen."""
+        if fit.picture_ms is not None:
+            chosen = fit.quality
+            self.quality = replace(
+                self.quality, width=chosen.width, height=chosen.height, effort=chosen.effort
+            )
+            self.pace = DrawingPace(self.pace.most_ms, chosen.effort)
+        self.detail, self.max_tiles = fit.detail, fit.max_tiles or self.max_tiles
+        self.renderer.view_m = self.detail.view_m
+        if fit.is_done:
+            self.on_fit(fit.describe())
+
+    def _measure_picture(self, camera: Camera, now_s: float, share: float, effort: int) -> float:
+        """Returns the median milliseconds of pictures drawn apart from the target.
+
+        ``share`` is that of the target's sides.
+        """
+        renderer, before = self.renderer, (self.renderer.width, self.renderer.height)
+        width, height = (round(share * side) for side in before)
+        target = self.gpu.memory.create_texture(
+            size=(width, height, 1),
+            format=renderer.target_format,
+            usage=wgpu.TextureUsage.RENDER_ATTACHMENT,
+            owner="target",
+        )
+        renderer.resize(width, height)
+        times_ms = []
+        for _ in range(1 + _PICTURES):
+            start = time.perf_counter()
+            encoder = self.gpu.device.create_command_encoder()
+            self._draw(encoder, target.create_view(), camera, now_s, EFFORTS[effort])
+            self.gpu.queue.submit([encoder.finish()])
+            self.gpu.wait()
+            times_ms.append(_ms_since(start))
+        renderer.resize(*before)
+        target.destroy()
+        return median(times_ms[1:])  # the driver compiles shaders in the first
+
     def _take_times(self) -> None:
         """Passes the measured times of pictures to the log, the scheduler and the drawing pace."""
         for number, passes in self.timer.end_frame():
@@ -362,9 +438,9 @@ class Game:
         self.selection = self._select(pose, now_s)
         if self._began and self.covered and not self._planted:
             self._planted = True  # the kernels of plants come after the ground
-            self.agents.build_ahead(self.settings.detail.finest)
+            self.agents.build_ahead(self.detail.finest)
         is_behind = self.inference and not self.loading and len(self.selection.wanted) > _FEW
-        share = _BEHIND_SHARE if is_behind else _PICTURE_SHARE
+        share = BEHIND_SHARE if is_behind else PICTURE_SHARE
         self.pace.most_ms = share * self.settings.frame_ms
         self._boxes = Boxes(self.selection.draw, self.settings.seed)
         self.streaming.draw(self.selection.draw, now_s)
@@ -375,9 +451,9 @@ class Game:
 
         Returns False if this was already done or must wait.
         """
-        if not self._began and self.renderer.ready:
+        if not self._began and self.renderer.ready and not self._measures_picture:
             self._began = True  # the networks' kernels come after the picture's
-            self.agents.build_ahead(self.settings.detail.coarsest)
+            self.agents.build_ahead(self.detail.coarsest)
         if self._requested or self._boxes is None or not self._began or not self.inference:
             return False
         boxes = Boxes(self.selection.wanted, self.settings.seed)
@@ -388,9 +464,9 @@ class Game:
     def _select(self, pose: Pose, now_s: float) -> Selection:
         """Returns the tiles to generate, and the finest available tiles to draw."""
         streaming = self.streaming
-        max_tiles = self.renderer.tiles.slots - SPARE_SLOTS
+        max_tiles = min(self.max_tiles, self.renderer.tiles.slots - SPARE_SLOTS)
         seed = self.settings.seed
-        self._detail = fit_detail(pose.position, seed, self.settings.detail, max_tiles)
+        self._detail = fit_detail(pose.position, seed, self.detail, max_tiles)
 
         def settled(tile: TileId) -> bool:
             return streaming.fade(tile, now_s) == 0.0 or streaming.drawn(tile.parent) is None
@@ -409,14 +485,14 @@ class Game:
 
     def _draft(self, pose: Pose, now_s: float) -> None:
         """Has drafts made of coarse tiles around the camera, to draw while kernels compile."""
-        detail = self.settings.detail
+        detail = self.detail
         detail = replace(detail, finest=max(detail.finest, detail.coarsest - DRAFT_LEVELS + 1))
         self.streaming.draft(list_needed(pose.position, self.settings.seed, detail), now_s)
 
     @property
     def covered(self) -> bool:
         """Returns True if the networks have generated ground in every direction, however coarse."""
-        roots = (tile.level == self.settings.detail.coarsest for tile in self.selection.wanted)
+        roots = (tile.level == self.detail.coarsest for tile in self.selection.wanted)
         return self._boxes is not None and not any(roots)
 
     @property

@@ -72,25 +72,20 @@ class HeadlessRun:
     def __init__(
         self, gpu: cml.Gpu, quality: Quality, settings: Settings, options: Options
     ) -> None:
-        self.gpu, self.quality, self.options = gpu, quality, options
+        self.gpu, self.options = gpu, options
         self.format = target_format(gpu, FORMAT)
         self.game = Game(gpu, self.format, quality, settings)
         self.flight = ScriptedFlight(settings.seed)
-        self.target = gpu.memory.create_texture(
-            size=(quality.width, quality.height, 1),
-            format=self.format,
-            usage=wgpu.TextureUsage.RENDER_ATTACHMENT
-            | wgpu.TextureUsage.COPY_SRC
-            | wgpu.TextureUsage.COPY_DST,
-            owner="target",
-        )
+        self.target = self._make_target()
         self.view = self.target.create_view()
+        self.game.resize(self.quality.width, self.quality.height)
         self.digests = Digests(self.game.agents.chain, settings.seed)
         self.game.streaming.hand_over = self.digests.take
         self.overlay: Overlay | None = None
         self.samples: list[FrameSample] = []
         #: called about once a second with a line about the progress of loading
         self.progress: Callable[[str], object] = lambda line: None
+        self.game.on_fit = lambda line: self.progress(line)
         if self.game.watch is not None:
             self.game.watch.on_change = lambda message: self.progress(message)
         self._said = time.perf_counter()
@@ -98,6 +93,30 @@ class HeadlessRun:
         #: picture with the networks' ground everywhere
         self.first_picture = self.first_ground = math.inf
         self._seconds = 0.0
+
+    @property
+    def quality(self) -> Quality:
+        """The picture's quality, which may change while the game fits the machine."""
+        return self.game.quality
+
+    def _make_target(self) -> wgpu.GPUTexture:
+        return self.gpu.memory.create_texture(
+            size=(self.quality.width, self.quality.height, 1),
+            format=self.format,
+            usage=wgpu.TextureUsage.RENDER_ATTACHMENT
+            | wgpu.TextureUsage.COPY_SRC
+            | wgpu.TextureUsage.COPY_DST,
+            owner="target",
+        )
+
+    def _fit_target(self) -> None:
+        """Replaces the target by one of the size that the game has chosen."""
+        quality = self.quality
+        if tuple(self.target.size[:2]) != (quality.width, quality.height):
+            self.target.destroy()
+            self.target = self._make_target()
+            self.view = self.target.create_view()
+            self.game.resize(quality.width, quality.height)
 
     def open_overlay(self) -> None:
         """Opens the overlay, unless imgui is not installed or no panel is to be shown."""
@@ -181,6 +200,7 @@ class HeadlessRun:
         return self.flight.pose(self.options.start_s + frame * self.game.settings.frame_ms / 1e3)
 
     def _frame(self, pose: Pose, draw: bool = True) -> FrameSample:
+        self._fit_target()
         start, covered = time.perf_counter(), self.game.covered
         over = self._draw_overlay if self.options.overlay else None
         sample = self.game.frame(self.view if draw else None, pose, self._seconds, over)
@@ -380,6 +400,9 @@ def _report(
         memory_peak_bytes=gpu.memory.peak_bytes,
         memory_bytes_by_owner=dict(sorted(bytes_by_owner(gpu).items(), key=lambda item: -item[1])),
         world=world,
+        notice=settings.fit.describe() if settings.fit is not None else "",
+        max_tiles=flown.game.max_tiles,
+        view_km=flown.game.detail.view_m / 1e3,
         operators=_operators(flown.game),
     )
 

@@ -6,7 +6,8 @@ import argparse
 from dataclasses import replace
 
 import cml_engine as cml
-from cml_engine.demo_game.game import Settings
+from cml_engine.demo_game.fitting import MachineFit
+from cml_engine.demo_game.game import LEAST_MS, Settings
 from cml_engine.demo_game.render.quality import PRESETS, Quality
 from cml_engine.demo_game.world.sun import LIGHTS
 
@@ -23,6 +24,17 @@ def choose(gpu: cml.Gpu, options: argparse.Namespace) -> tuple[Quality, Settings
     adapter_type = str(gpu.info.get("adapter_type"))
     preset = PRESETS[{"CPU": "software", "IntegratedGPU": "low"}.get(adapter_type, "high")]
     quality, settings = make_settings(options, preset if automatic else None)
+    if automatic:
+        fit = MachineFit(
+            quality,
+            settings.detail,
+            settings.frame_ms,
+            LEAST_MS,
+            keeps_size=options.size is not None,
+            # a baked or an integer world has the same tiles on every machine
+            keeps_tiles=options.integer or options.planet is not None,
+        )
+        settings = replace(settings, fit=fit)
     detail = settings.detail
     why = f"chosen for {gpu.name}" if automatic else "as requested"
     notice = (

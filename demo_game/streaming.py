@@ -163,6 +163,14 @@ class Streaming:
             if tile not in self.making:
                 self._request(tile, distance, tile in in_view)
 
+    def predict_tile_ms(self) -> float | None:
+        """Returns the predicted milliseconds of the networks of a tile that has not begun.
+
+        None if all requested tiles have begun.
+        """
+        waiting = (t.jobs.values() for t in self.making.values() if t.jobs and t.progress == 0.0)
+        return max((sum(job.remaining_ms for job in jobs) for jobs in waiting), default=None)
+
     @property
     def _busy(self) -> bool:
         """True if there is enough unfinished work for the coming frames."""

@@ -98,6 +98,7 @@ class GameWindow:
         self.game.controls.scripted = scripted
         self.game.controls.welcome = True
         self.tracing = Tracing(self.game)
+        self._wanted = quality.width, quality.height
         self._size = canvas.get_physical_size()
         scale = canvas.get_pixel_ratio()
         self.overlay = Overlay(self.game, self.format, *self._size, scale=scale, panels=panels)
@@ -144,6 +145,10 @@ class GameWindow:
             self._size = width, height
             self.game.resize(width, height)
             self.overlay.resize(width, height)
+        wanted = self.game.quality.width, self.game.quality.height
+        if wanted != self._wanted:  # a picture that fits the machine
+            self._wanted = wanted
+            self.canvas.set_logical_size(*wanted)
         now = time.perf_counter()
         interval_s, self._last = now - self._last, now
         dt_s, paused = min(interval_s, _LONGEST_STEP_S), now - self._drawn > _PAUSE_S

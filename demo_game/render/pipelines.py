@@ -112,6 +112,11 @@ class Pipelines:
         """
         return all(self._made[name].done() for name in ("terrain", "sky", "sea"))
 
+    @property
+    def complete(self) -> bool:
+        """True if all pipelines are built."""
+        return all(pipeline.done() for pipeline in self._made.values())
+
     def __getitem__(self, name: str) -> wgpu.GPURenderPipeline:
         """Returns the pipeline of that name; waits until it is built."""
         return self._made[name].result()

@@ -105,6 +105,9 @@ class Renderer:
         layers = int(gpu.device.limits["max-texture-array-layers"])
         quality = replace(quality, slots=min(quality.slots, layers))
         self.gpu, self.quality, self._light = gpu, quality, light
+        self.target_format = target_format
+        #: metres of view, which end in haze
+        self.view_m = quality.detail.view_m
         builders = ThreadPoolExecutor(_BUILDERS, "demo-pipelines")
         self._pipelines = Pipelines(gpu, target_format, quality, light, builders)
         self.tiles = TilePool(gpu, quality, builders)
@@ -130,6 +133,11 @@ class Renderer:
     def ready(self) -> bool:
         """True if :meth:`draw` can begin at once, without waiting for pipelines."""
         return self._pipelines.ready
+
+    @property
+    def complete(self) -> bool:
+        """True if all pipelines are built, those of plants too."""
+        return self._pipelines.complete
 
     def _make_bind_groups(self) -> None:
         device, pipelines = self.gpu.device, self._pipelines
@@ -197,7 +205,7 @@ class Renderer:
 
     def camera(self, position: Point, yaw: float, pitch: float) -> Camera:
         """Returns a camera with the target's aspect and the preset's distance of view."""
-        far_m = self.quality.detail.view_m * 1.2
+        far_m = self.view_m * 1.2
         return Camera(position, yaw, pitch, far=far_m, aspect=self.width / self.height)
 
     def draw(
@@ -313,7 +321,7 @@ class Renderer:
         data[0:4] = camera.view_projection
         data[4:7, :3] = camera.rays(*self.inner_size)
         density = math.exp(-y / _THINNING_M) / _CLEAR_M
-        data[4:7, 3] = (density, 1 / self.quality.detail.view_m, time_s)
+        data[4:7, 3] = (density, 1 / self.view_m, time_s)
         data[7] = (*self._light.sun, y)
         data[8, :2] = (x % _REPEAT_M, z % _REPEAT_M)
         self._scene.write(data)

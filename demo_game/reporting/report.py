@@ -56,7 +56,11 @@ class RunReport:
     memory_peak_bytes: int
     memory_bytes_by_owner: dict[str, int]
     world: str
+    #: what was chosen for this machine and why; "" if the preset was requested
     notice: str = ""
+    #: the most tiles of a view, and the kilometres of view
+    max_tiles: int = 0
+    view_km: float = 0.0
     operators: list[dict[str, object]] = field(default_factory=list)
 
     @property

@@ -17,6 +17,7 @@ from PIL import Image
 import cml_engine as cml
 from cml_engine.demo_game.chain import MODELS
 from cml_engine.demo_game.command import main
+from cml_engine.demo_game.fitting import MachineFit
 from cml_engine.demo_game.game import Settings
 from cml_engine.demo_game.headless import HeadlessRun, Options, run
 from cml_engine.demo_game.render.pace import DrawingPace
@@ -286,6 +287,33 @@ def test_while_tiles_are_waited_for_the_picture_is_less_work(loaded, game, monke
         draw_frames(loaded)
         shares.append(game.pace.most_ms / FEW.frame_ms)
     assert shares == pytest.approx([0.7, 0.45, 0.7, 0.7])
+
+
+def test_picture_and_tiles_fit_a_slow_machine_while_it_loads(start, monkeypatch):
+    """The first game measures and shrinks its target and world; the next one begins with both."""
+    quality = replace(SMALL, width=320, height=180)
+    fit = MachineFit(quality, NEAR.detail, frame_ms=1000 / 60, least_ms=1.0)
+    settings, messages = replace(NEAR, fit=fit), []
+    slow = start(settings, quality)
+    slow.progress = messages.append
+    measured, costs = slow.game._measure_picture, slow.game.agents.costs_by_level
+    monkeypatch.setattr(
+        slow.game, "_measure_picture", lambda *a: (measured(*a), 25.0 * a[2] * a[2])[1]
+    )
+    monkeypatch.setattr(
+        slow.game.agents, "costs_by_level", lambda ms: dict.fromkeys(costs(ms), 400.0)
+    )
+    slow.load()
+    assert slow.quality.width == 160 and slow.target.size[:2] == (160, 90)
+    assert slow.pixels().shape == (90, 160, 3) and slow.pixels().std() > 1
+    assert fit.max_tiles == 16 and len(slow.game.streaming.shown) <= 21
+    (said,) = [line for line in messages if "fitted to this machine" in line]
+    assert "25.0 of 16.7 ms" in said and "at most 16 tiles" in said
+    again = start(settings, quality)
+    monkeypatch.setattr(again.game, "_measure_picture", lambda *_: pytest.fail("it is known"))
+    again.load()
+    assert again.target.size[:2] == (160, 90) and again.game.max_tiles == 16
+    assert set(again.game.finest(again._pose(0))) == set(slow.game.finest(slow._pose(0)))
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])

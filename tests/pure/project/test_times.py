@@ -13,8 +13,9 @@ from tests.proof import ROOT
 #: times that people need or notice, by file and name
 OF_PEOPLE = {
     "demo_game/cooking.py": {"_PATIENCE_S"},
+    "demo_game/fitting.py": {"FINISHED_S"},
     "demo_game/flight.py": {"_STEP_S"},
-    "demo_game/game.py": {"_LEAST_MS"},
+    "demo_game/game.py": {"LEAST_MS"},
     "demo_game/headless.py": {"_PATIENCE_S", "_SAY_EVERY_S"},
     "demo_game/lockstep/connection.py": {"PATIENCE_S"},
     "demo_game/lockstep/play.py": {"_SAY_EVERY_S"},
