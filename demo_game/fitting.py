@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from cml_engine.demo_game.render.camera import Point
 from cml_engine.demo_game.render.pace import EFFORTS
 from cml_engine.demo_game.render.quality import Quality
 from cml_engine.demo_game.world.quadtree import Detail, fit_detail, list_needed
@@ -26,7 +27,6 @@ _SHARES = (1.0, 2 / 3, 1 / 2, 1 / 3)
 #: numbers of tiles are multiples of this, so that equal machines have equal worlds
 _STEP_TILES = 16
 
-Point = tuple[float, float, float]
 #: returns the milliseconds of a picture with this share of the target's sides, at the effort with
 #: this index in ``EFFORTS``
 MeasurePicture = Callable[[float, int], float]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cml_engine.demo_game.render.camera import Point
 from cml_engine.demo_game.world import noise
 from cml_engine.demo_game.world.bounds import ground
 from cml_engine.demo_game.world.noise import Cells
@@ -14,6 +15,10 @@ from cml_engine.demo_game.world.tile import TileId
 
 #: metres above the land, and metres per second
 ALTITUDE_M, SPEED = 160.0, 70.0
+#: metres per second of a player who flies fast; a camera that moves faster has jumped
+FASTEST = 6.0 * SPEED
+#: the number of positions that are predicted of the camera's way
+_MOMENTS = 4
 #: radii of the path's two loops, in metres
 _LOOP_M = (2600.0, 1700.0)
 #: the path looks down a little
@@ -55,7 +60,7 @@ class Pose:
     ``yaw`` 0 looks north (-z) and grows to the east; ``pitch`` grows upwards.
     """
 
-    position: tuple[float, float, float]
+    position: Point
     yaw: float
     pitch: float
 
@@ -104,6 +109,30 @@ class ScriptedFlight:
         return self._lifts[step]
 
 
+class CameraWay:
+    """Predicts the camera's next positions from the last two that it was given."""
+
+    def __init__(self) -> None:
+        self._before: tuple[Point, float] = (0.0, 0.0, 0.0), math.inf
+
+    def predict(self, position: Point, now_s: float, lead_s: float) -> list[tuple[float, Point]]:
+        """Returns some positions of the next ``lead_s`` seconds, each with the seconds until then.
+
+        There are none if the camera stands still or has jumped.
+        """
+        (before, before_s), self._before = self._before, (position, now_s)
+        passed_s = now_s - before_s
+        if passed_s <= 0 or not 0 < math.dist(before, position) <= FASTEST * passed_s:
+            return []
+        steps = [b - a for a, b in zip(before, position, strict=True)]
+        moments = []
+        for number in range(1, _MOMENTS + 1):
+            seconds = lead_s * number / _MOMENTS
+            x, y, z = (p + s * seconds / passed_s for p, s in zip(position, steps, strict=True))
+            moments.append((seconds, (x, y, z)))
+        return moments
+
+
 @dataclass
 class FreeFlight:
     """A flight by the player. ``keys`` are the pressed keys by glfw's names, such as ``"W"``."""
@@ -132,7 +161,7 @@ class FreeFlight:
             ("D" in pressed) - ("A" in pressed)
         )
         direction[1] += ("E" in pressed) - ("Q" in pressed)
-        speed = SPEED * (6.0 if "LEFT_SHIFT" in pressed else 1.0)
+        speed = FASTEST if "LEFT_SHIFT" in pressed else SPEED
         position = np.array(self.pose.position) + direction * speed * dt_s
         if now_s - self._asked_s > 0.25:
             self._asked_s = now_s

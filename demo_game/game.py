@@ -32,7 +32,7 @@ from cml_engine.demo_game.agents import Agents, FileWatch
 from cml_engine.demo_game.chain import load_chain
 from cml_engine.demo_game.driver_threads import pin_driver_threads
 from cml_engine.demo_game.fitting import BEHIND_SHARE, PICTURE_SHARE, MachineFit
-from cml_engine.demo_game.flight import Pose
+from cml_engine.demo_game.flight import CameraWay, Pose
 from cml_engine.demo_game.operators.light import relight
 from cml_engine.demo_game.render.binding import Descriptor
 from cml_engine.demo_game.render.camera import Camera
@@ -43,7 +43,14 @@ from cml_engine.demo_game.render.renderer import DrawStats, Renderer
 from cml_engine.demo_game.streaming import Streaming
 from cml_engine.demo_game.world.bounds import Boxes
 from cml_engine.demo_game.world.draft import LEVELS as DRAFT_LEVELS
-from cml_engine.demo_game.world.quadtree import Detail, Selection, fit_detail, list_needed, select
+from cml_engine.demo_game.world.quadtree import (
+    Detail,
+    Selection,
+    fit_detail,
+    list_ahead,
+    list_needed,
+    select,
+)
 from cml_engine.demo_game.world.sun import DAY, Light
 from cml_engine.demo_game.world.tile import TileId
 from cml_engine.tools.panel import FrameLog, FrameSample
@@ -175,7 +182,7 @@ class Game:
         #: the detail and the boxes of the tiles to draw; None before the first selection
         self._detail, self._boxes = self.detail, cast("Boxes | None", None)
         self._look_at = self._finished = self._unseen = 0
-        self._requested = True
+        self._requested, self._way = True, CameraWay()
         self._spare = SpareBudget(settings.frame_ms, LEAST_MS, headroom=_HEADROOM)
         self._fixed = FixedBudget(0.0)
         self._loading = FixedBudget(_LOADING_SHARE * settings.frame_ms)
@@ -456,7 +463,8 @@ class Game:
             self.agents.build_ahead(self.detail.coarsest)
         if self._requested or self._boxes is None or not self._began or not self.inference:
             return False
-        boxes = Boxes(self.selection.wanted, self.settings.seed)
+        tiles = [*self.selection.wanted, *self.selection.ahead]
+        boxes = Boxes(tiles, self.settings.seed)
         self.streaming.want(self.selection, set(boxes.in_view(camera.sees_boxes)), now_s)
         self._requested = True
         return True
@@ -477,6 +485,8 @@ class Game:
                 pose.position, seed, self._detail, lambda t: bool(streaming.drawn(t)), settled
             )
             selection.draw, selection.coarse = drawable.draw, drawable.coarse
+        moments = self._way.predict(pose.position, now_s, streaming.lead_s)
+        selection.ahead = list_ahead(selection, moments, seed, self._detail, streaming.ready)
         return selection
 
     def finest(self, pose: Pose) -> list[TileId]:

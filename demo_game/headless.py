@@ -392,6 +392,7 @@ def _report(
         budget_used=round(sum(spent) / allowed, 4) if timed and allowed else None,
         tiles=counts.finished,
         tiles_cancelled=counts.cancelled,
+        tiles_ahead=counts.ahead,
         tiles_per_s=round(counts.finished / seconds, 2),
         jobs_per_s={
             name: round(counts.by_agent[name] / seconds, 2) for name in flown.game.agents.sessions

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
+from statistics import median
 from typing import TYPE_CHECKING
 
 from cml_engine import FrameScheduler, Job
@@ -29,6 +31,10 @@ WORK_FRAMES = 8
 OUT_OF_SIGHT = 3.0
 #: deadline of the nearest tile in ms; each span of distance adds as much again
 SOON_MS = 400.0
+#: spans of distance that count as much as a second until a tile is needed
+SPANS_PER_SECOND = 2.0
+#: number of finished tiles whose usual time counts
+_TIMED = 15
 #: seconds in which a new tile moves from its parent's shape to its own
 FADE_S = 0.6
 
@@ -53,9 +59,11 @@ class Counts:
     requested: int = 0
     finished: int = 0
     cancelled: int = 0
+    #: tiles that were there before they were needed
+    ahead: int = 0
     #: finished jobs by session
     by_agent: Counter[str] = field(default_factory=Counter)
-    #: seconds from the first time that a tile was wanted to its first frame on the screen
+    #: seconds from the first time that a tile was wanted until it came; 0 if it came before
     latencies_s: list[float] = field(default_factory=list)
 
 
@@ -79,6 +87,11 @@ class Streaming:
         #: tiles whose copies are encoded but not known to be submitted
         self._copied: list[TileJobs] = []
         self._wanted_since: dict[TileId, float] = {}
+        #: tiles that came before they were needed, and have not been drawn yet
+        self._early: set[TileId] = set()
+        #: when unfinished tiles were requested, and how many seconds the last ones took
+        self._requested_s: dict[TileId, float] = {}
+        self._took_s: deque[float] = deque(maxlen=_TIMED)
         #: number of calls of :meth:`draw`, the time base of ``last_used``
         self._looks = 0
 
@@ -100,6 +113,10 @@ class Streaming:
             slot = self.drawn(tile)
             if slot is not None and slot.since_s == math.inf:
                 slot.since_s = now_s
+                if tile in self._early:
+                    self._early.discard(tile)
+                    self.counts.ahead += 1
+                    self.counts.latencies_s.append(0.0)
         for tile in _with_ancestors(tiles):
             slot = self.drawn(tile)
             if slot is not None:
@@ -120,6 +137,7 @@ class Streaming:
         self.cancel_all()
         self.drafts |= self.shown
         self.shown.clear()
+        self._early.clear()
         self.changes += 1
 
     def drop_drafts(self) -> None:
@@ -128,6 +146,14 @@ class Streaming:
             self.pool.release(draft.slot)
         self.changes += bool(self.drafts)
         self.drafts.clear()
+
+    @property
+    def lead_s(self) -> float:
+        """Seconds before it is needed that a tile should be requested, to be there in time.
+
+        0 before the first tile was finished.
+        """
+        return FADE_S + 2 * median(self._took_s) if self._took_s else 0.0
 
     @property
     def jobs(self) -> list[Job]:
@@ -147,21 +173,21 @@ class Streaming:
     def want(self, selection: Selection, in_view: Collection[TileId], now_s: float) -> None:
         """Cancels tiles that are no longer needed, and requests the most urgent needed ones.
 
-        Tiles ``in_view`` come before others. Requests stop when there is enough unfinished work.
-        Call it before the scheduler's ``encode``.
+        Tiles ``in_view`` come before others, and tiles that are needed now before those that will
+        be. Requests stop when there is enough unfinished work. Call it before the scheduler's
+        ``encode``.
         """
         self._drop_unwanted(selection)
         # some may have come since the look around
-        distances = {t: distance for t, distance in selection.wanted.items() if t not in self.shown}
-        self._wanted_since = {t: self._wanted_since.get(t, now_s) for t in distances}
-        ranked = sorted(
-            distances.items(), key=lambda item: _rank(item[0], item[1], item[0] in in_view)
-        )
-        for tile, distance in ranked:
+        missing = [t for t in selection.wanted if t not in self.shown]
+        self._wanted_since = {t: self._wanted_since.get(t, now_s) for t in missing}
+        missing += [t for t in selection.ahead if t not in self.shown]
+        needs = [_Need.of(tile, selection, tile in in_view) for tile in missing]
+        for need in sorted(needs, key=attrgetter("rank")):
             if self._busy:
                 break
-            if tile not in self.making:
-                self._request(tile, distance, tile in in_view)
+            if need.tile not in self.making:
+                self._request(need, now_s)
 
     def predict_tile_ms(self) -> float | None:
         """Returns the predicted milliseconds of the networks of a tile that has not begun.
@@ -180,19 +206,23 @@ class Streaming:
         remaining_ms = sum(job.remaining_ms for job in self.jobs)
         return len(self.making) >= LEAST_IN_FLIGHT and remaining_ms > enough_ms
 
-    def _request(self, tile: TileId, distance: float, in_view: bool) -> None:
-        spans = distance / tile.span_m
-        within_ms = SOON_MS * (1 + spans) * (1 if in_view else OUT_OF_SIGHT)
-        priority = (2.0 if in_view else 1.0) / (1 + spans)
-        self.making[tile] = self.agents.submit(self.scheduler, tile, self.seed, priority, within_ms)
+    def _request(self, need: _Need, now_s: float) -> None:
+        within_ms = SOON_MS * (1 + need.spans) * (1 if need.in_view else OUT_OF_SIGHT)
+        within_ms += 1e3 * need.seconds
+        priority = (2.0 if need.in_view else 1.0) / (1 + need.spans)
+        self.making[need.tile] = self.agents.submit(
+            self.scheduler, need.tile, self.seed, priority, within_ms
+        )
+        self._requested_s[need.tile] = now_s
         self.counts.requested += 1
 
     def _drop_unwanted(self, selection: Selection) -> None:
         """Cancels tiles that are no longer wanted and less than half done."""
         for tile, tile_jobs in list(self.making.items()):
-            if tile not in selection.wanted and tile_jobs.progress < 0.5:
+            is_needed = tile in selection.wanted or tile in selection.ahead
+            if not is_needed and tile_jobs.progress < 0.5:
                 tile_jobs.cancel()
-                del self.making[tile]
+                del self.making[tile], self._requested_s[tile]
                 self.counts.cancelled += 1
 
     def collect(self, encoder: wgpu.GPUCommandEncoder, now_s: float) -> int:
@@ -206,7 +236,7 @@ class Streaming:
             if tile_jobs.failed:
                 self.error = f"tile {tile}: {tile_jobs.failed}"
                 tile_jobs.cancel()
-                del self.making[tile]
+                del self.making[tile], self._requested_s[tile]
             elif tile_jobs.done and self._show(encoder, tile, tile_jobs, now_s):
                 del self.making[tile]
                 filled += 1
@@ -226,9 +256,12 @@ class Streaming:
         self.changes += 1
         self.counts.finished += 1
         self.counts.by_agent.update(tile_jobs.jobs.keys())
-        requested_s = self._wanted_since.pop(tile, None)
-        if requested_s is not None:
-            self.counts.latencies_s.append(now_s - requested_s)
+        self._took_s.append(now_s - self._requested_s.pop(tile))
+        wanted_s = self._wanted_since.pop(tile, None)
+        if wanted_s is not None:
+            self.counts.latencies_s.append(now_s - wanted_s)
+        else:
+            self._early.add(tile)
         return True
 
     def submitted(self) -> None:
@@ -252,6 +285,7 @@ class Streaming:
         oldest = _oldest(self.shown)
         if self.shown[oldest].last_used >= self._looks:
             return None
+        self._early.discard(oldest)
         return self.shown.pop(oldest).slot
 
     def fade(self, tile: TileId, now_s: float) -> float:
@@ -269,6 +303,28 @@ class Streaming:
         for tile_jobs in self.making.values():
             tile_jobs.cancel()
         self.making.clear()
+        self._requested_s.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """A missing tile, its distance in spans, and the seconds until it is needed."""
+
+    tile: TileId
+    spans: float
+    in_view: bool
+    seconds: float
+
+    @classmethod
+    def of(cls, tile: TileId, selection: Selection, in_view: bool) -> _Need:
+        seconds, metres = selection.ahead.get(tile) or (0.0, selection.wanted[tile])
+        return cls(tile, metres / tile.span_m, in_view, seconds)
+
+    @property
+    def rank(self) -> tuple[float, TileId]:
+        """The sort key: coarse tiles first, as they cover holes, then those soon near the eye."""
+        spans = 1 + self.spans + SPANS_PER_SECOND * self.seconds
+        return (1.0 if self.in_view else OUT_OF_SIGHT) * spans - 2.0 * self.tile.level, self.tile
 
 
 def _oldest(tiles: Mapping[TileId, TileSlot]) -> TileId:
@@ -285,12 +341,6 @@ def _waits_for(tile_jobs: TileJobs) -> str:
             else "read from the planet"
         )
     return f"{job.name}, {job.waiting_for}"
-
-
-def _rank(tile: TileId, distance: float, in_view: bool) -> tuple[float, TileId]:
-    """Returns a request's sort key: coarse tiles first, as they cover holes, then near ones."""
-    weight = 1.0 if in_view else OUT_OF_SIGHT
-    return weight * (1 + distance / tile.span_m) - 2.0 * tile.level, tile
 
 
 def _with_ancestors(tiles: Iterable[TileId]) -> set[TileId]:

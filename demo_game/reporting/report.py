@@ -50,6 +50,8 @@ class RunReport:
     budget_used: float | None
     tiles: int
     tiles_cancelled: int
+    #: tiles that came before they were needed; they count as 0 s in ``latency_s``
+    tiles_ahead: int
     tiles_per_s: float
     jobs_per_s: dict[str, float]
     latency_s: dict[str, float]

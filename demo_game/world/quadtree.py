@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -53,12 +53,14 @@ class Detail:
 class Selection:
     """The tiles to draw, and the tiles to generate (``wanted``) with their distances in metres.
 
-    ``coarse`` are the drawn tiles whose children should be drawn, but are not ready yet.
+    ``coarse`` are the drawn tiles whose children should be drawn, but are not ready yet. ``ahead``
+    are tiles that are not needed yet, with the seconds until they will be and their distance then.
     """
 
     draw: list[TileId] = field(default_factory=list)
     wanted: dict[TileId, float] = field(default_factory=dict)
     coarse: set[TileId] = field(default_factory=set)
+    ahead: dict[TileId, tuple[float, float]] = field(default_factory=dict)
 
 
 def distance(tile: TileId, seed: int, eye: tuple[float, float, float]) -> float:
@@ -107,6 +109,43 @@ def select(
         else:
             result.wanted[root] = distance(root, seed, eye)
     return result
+
+
+def list_ahead(
+    selection: Selection,
+    moments: Sequence[tuple[float, tuple[float, float, float]]],
+    seed: int,
+    detail: Detail,
+    ready: Callable[[TileId], bool],
+) -> dict[TileId, tuple[float, float]]:
+    """Returns the tiles that will be needed and are not ready, as in :attr:`Selection.ahead`.
+
+    ``selection`` is the present one. ``moments`` are the eye's next positions, each with the
+    seconds until the eye is there, the soonest first.
+    """
+    ahead: dict[TileId, tuple[float, float]] = {}
+
+    def look(tile: TileId) -> None:
+        """Adds the children of a tile that will be divided."""
+        if tile.level <= detail.finest:
+            return
+        near_m = detail.split * tile.span_m
+        for seconds, eye in moments:
+            if distance(tile, seed, eye) < near_m:
+                for child in tile.children:
+                    if not ready(child):
+                        ahead[child] = seconds, distance(child, seed, eye)
+                    look(child)
+                return
+
+    for tile in selection.draw:
+        if tile not in selection.coarse:
+            look(tile)
+    for seconds, eye in reversed(moments):
+        for root in _roots(eye, detail):
+            if not ready(root):
+                ahead[root] = seconds, distance(root, seed, eye)
+    return {tile: need for tile, need in ahead.items() if tile not in selection.wanted}
 
 
 def list_needed(eye: tuple[float, float, float], seed: int, detail: Detail) -> set[TileId]:

@@ -21,7 +21,7 @@ def report(mode, **changed):
         "first_picture_s": 1.0, "ground_s": 2.0, "load_s": 3.0, "settle_s": 4.0, "frame_ms": TIMES,
         "frame_times_ms": [9.0], "cpu_ms": TIMES,
         "render_ms": None, "inference_ms": None, "frames_over": 6, "frames_over_budget": None,
-        "budget_used": None, "tiles": 0, "tiles_cancelled": 0, "tiles_per_s": 0.0,
+        "budget_used": None, "tiles": 0, "tiles_cancelled": 0, "tiles_ahead": 0, "tiles_per_s": 0.0,
         "jobs_per_s": {}, "latency_s": {**TIMES, "p50": 2.66}, "memory_peak_bytes": 1,
         "memory_bytes_by_owner": {}, "world": "abc",
     }  # fmt: skip
