@@ -2292,6 +2292,10 @@ class Result {
 }
 
 const MAX_GROUPS = 12, SLOTS = 8, AGE = 2, RECEIPTS = 256;
+/** empty passes before the timed ones on a software driver, and how many of their times are kept */
+const LEAD = 2, EMPTY = 15;
+/** the least share of a pass's time that is left without the time of an empty pass */
+const LEAST_LEFT = 0.1;
 /** the nanoseconds to which browsers round timestamps by default */
 const ROUNDED = [100_000n, 65_536n];
 
@@ -2314,14 +2318,15 @@ export class Executor {
   /** Called with the jobs that had work in a frame that never ran. @type {(jobs: Job[], why: string) => void} */ onFrameLost = () => {};
   _signed = 0;
   _frame = 0;
+  /** @type {number[]} the last times of empty passes */ _emptyMs = [];
   /** @param {GPUDevice} gpu */ static on(gpu) { return new Executor(Device.of(gpu)); }
   /** @param {Device} device */ constructor(device) {
     this.device = device;
     this.clockSource = device.timed ? "timestamps" : "wall clock";
     this.granule = device.software ? navigator.hardwareConcurrency || 1 : 1;
-    // a software driver writes a pass's begin at its end, so each pass is timed from the end of the one before
+    // on a software driver each pass is timed from the end of the one before; see _stamp()
     this._each = device.software ? 1 : 2;
-    this._passes = MAX_GROUPS + (device.software ? 1 : 0);
+    this._passes = MAX_GROUPS + (device.software ? LEAD : 0);
     const count = SLOTS * this._each * this._passes;
     this._receiptAt = 8 * this._each * this._passes;
     this._bytes = roundUp(this._receiptAt + 4, COPY_ALIGNMENT);
@@ -2334,7 +2339,7 @@ export class Executor {
     }
     if (!device.timed) return;
     this._queries = gpu.createQuerySet({ type: "timestamp", count, label });
-    this._resolved = gpu.createBuffer({ size: SLOTS * this._bytes, usage: usage.QUERY_RESOLVE | usage.COPY_SRC, label });
+    this._resolved = gpu.createBuffer({ size: SLOTS * this._bytes + 8, usage: usage.QUERY_RESOLVE | usage.COPY_SRC, label });
   }
   get framesInFlight() { return this._busy.filter((slot) => slot.mapping && this._frame - slot.frame >= AGE).length; }
   /** Returns true if the current frame can leave a receipt; without one no job may end in it. */
@@ -2356,13 +2361,18 @@ export class Executor {
   encodeGroups(encoder, frame, groups) {
     for (const result of this._again.splice(0)) if (!result.released) this.requestRead(encoder, result);
     const slot = groups.length && this._begin(frame) && this._queries ? this._current : undefined;
-    if (slot && this._each === 1) encoder.beginComputePass({ timestampWrites: this._writes(slot) }).end();
+    // the first empty pass ends when all work before it has, the second shows what _stamp() costs
+    for (let lead = 0; slot && this._each === 1 && lead < LEAD; lead++) {
+      encoder.beginComputePass({ timestampWrites: this._writes(slot) }).end();
+      this._stamp(encoder, slot);
+    }
     for (const group of groups) {
       const pass = encoder.beginComputePass({ label: "cml", timestampWrites: slot ? this._writes(slot) : undefined });
       for (const { job, step, first, count } of group) {
         /** @type {Network} */ (job.network).encodeRange(pass, step, first, count);
       }
       pass.end();
+      if (slot) this._stamp(encoder, slot);
     }
     if (!slot || !this._queries || !this._resolved) return;
     const at = slot.index * this._bytes, count = this._each * slot.passes;
@@ -2374,6 +2384,16 @@ export class Executor {
     const querySet = /** @type {GPUQuerySet} */ (this._queries);
     if (this._each === 1) return { querySet, endOfPassWriteIndex: at };
     return { querySet, beginningOfPassWriteIndex: at, endOfPassWriteIndex: at + 1 };
+  }
+  /**
+   * Has a software driver write the timestamp of the last pass now. Once llvmpipe has drawn anything, it runs compute work at
+   * once but queues timestamps with the tiles to be drawn: one is then written at any time during the next pass, unless the
+   * driver has to wait for it.
+   * @param {GPUCommandEncoder} encoder @param {FrameSlot} slot
+   */
+  _stamp(encoder, slot) {
+    if (this._each !== 1 || !this._queries || !this._resolved) return;
+    encoder.resolveQuerySet(this._queries, slot.index * this._passes + slot.passes - 1, 1, this._resolved, SLOTS * this._bytes);
   }
   /** @param {GPUCommandEncoder} encoder @param {Result} result */
   requestRead(encoder, result) {
@@ -2440,8 +2460,16 @@ export class Executor {
     const starts = this._each === 1 ? ticks.slice(0, -1) : ticks.filter((_, i) => i % 2 === 0);
     const ends = this._each === 1 ? ticks.slice(1) : ticks.filter((_, i) => i % 2 === 1);
     const unit = ROUNDED.find((each) => ticks.every((tick) => tick % each === 0n)) ?? 0n;
-    // a time below the clock's resolution counts as a quarter of it: 0 would mean unmeasured
-    return [...ends].map((end, i) => Math.max(Number(end - starts[i]), Number(unit) / 4, 0) * 1e-6);
+    const times = [...ends].map((end, i) => Number(end - starts[i]) * 1e-6);
+    let emptyMs = 0;
+    if (this._each === 1) {
+      this._emptyMs.push(/** @type {number} */ (times.shift()));
+      if (this._emptyMs.length > EMPTY) this._emptyMs.shift();
+      emptyMs = median(this._emptyMs);
+    }
+    // a pass as short as an empty one has some time left; a time below the clock's resolution counts as a quarter of it: 0 would
+    // mean unmeasured
+    return times.map((ms) => Math.max(LEAST_LEFT * ms, ms - emptyMs, Number(unit) / 4e6, 0));
   }
   /** Drops a frame whose commands will never be submitted. @param {number} frame */
   abandonFrame(frame) {

@@ -4,6 +4,7 @@
  *     null_rules                        breaks the rules; each has to be noticed */
 #include "cml_null.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +32,7 @@ static void note(void *is_expected, const char *rule) {
 
 enum { RUNS = 12 };
 
-static uint64_t frames;
+static uint64_t frames, measured;
 static double clock_ms;
 
 static double now(void *unused) {
@@ -39,9 +40,19 @@ static double now(void *unused) {
     return clock_ms += 0.01;
 }
 
+/* Returns where the time that a frame's slices take the device is kept. */
+static double *slices_ms(uint64_t frame_number) {
+    static double last[64];
+    return &last[frame_number % 64];
+}
+
 static void frame(cml_scheduler *s, double budget) {
     void *commands = cml_null_begin(&b);
-    cml_encode(s, commands, budget);
+    const cml_report *report = cml_encode(s, commands, budget);
+    double *ms = slices_ms(report->frame);
+    *ms = 0.0;
+    for (uint32_t i = 0; i < report->slices; i++)
+        *ms += 1e-6 * (1000 + 100 * (double)cml_get_slices(s)[i].count);
     frames++;
     if (frames % 11 == 0) { /* the host throws some frames away */
         cml_abandon_frame(s);
@@ -49,7 +60,11 @@ static void frame(cml_scheduler *s, double budget) {
         return;
     }
     cml_null_submit(&b, commands);
-    cml_end_frame(s);
+    uint32_t count = cml_end_frame(s);
+    for (uint32_t i = 0; i < count; i++, measured++) {
+        const cml_report *r = cml_get_measured(s, i);
+        WANT(fabs(r->measured_ms - *slices_ms(r->frame)) < 1e-9);
+    }
 }
 
 static void *read_whole(const char *path, size_t *size) {
@@ -94,8 +109,8 @@ static void finish(cml_scheduler *s, cml_job job, const cml_shape *output, doubl
     cml_release(s, job);
 }
 
-static void play(const char *path, double budget) {
-    cml_null_options null = {.on_broken_rule = note, .answer_after = 2};
+static void play(const char *path, double budget, int is_late) {
+    cml_null_options null = {.on_broken_rule = note, .answer_after = 2, .is_late = is_late};
     cml_options options = {.backend = &b, .now_ms = now};
     cml_scheduler *s;
     cml_net *net;
@@ -119,10 +134,10 @@ static void play(const char *path, double budget) {
     cml_null_release_buffer(&b, buffer);
     cml_destroy(s);
     printf("{\"frames\": %llu, \"dispatches\": %llu, \"copies\": %llu, \"barriers\": %llu, "
-           "\"needless\": %llu}\n",
+           "\"needless\": %llu, \"measured\": %llu}\n",
            (unsigned long long)frames, (unsigned long long)counts.dispatches,
            (unsigned long long)counts.copies, (unsigned long long)counts.barriers,
-           (unsigned long long)counts.needless);
+           (unsigned long long)counts.needless, (unsigned long long)measured);
 }
 
 /* ------------------------------------------------------------------ broken rules */
@@ -407,8 +422,8 @@ static void create_all(void) {
 
 int main(int argc, char **argv) {
     enum { COUNT = sizeof rules / sizeof *rules };
-    if (argc == 3) {
-        play(argv[1], atof(argv[2]));
+    if (argc == 4) {
+        play(argv[1], atof(argv[2]), atoi(argv[3]));
         return 0;
     }
     for (int i = 0; i < (int)COUNT; i++) {

@@ -49,22 +49,26 @@ NETWORKS = {
 
 
 @needs_compiler
+@pytest.mark.parametrize("is_late", [False, True], ids=["in time", "late"])
 @pytest.mark.parametrize("budget", ["0.002", "0.5", "1e9"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_player_keeps_the_rules_of_a_backend(program, name, budget, tmp_path):
+def test_player_keeps_the_rules_of_a_backend(program, name, budget, is_late, tmp_path):
     """The player breaks no rule in any slices, and a barrier stands only where it is needed.
 
-    A frame begins with one, because earlier frames may still run.
+    A frame begins with one, because earlier frames may still run. The program checks that each
+    measured time is that of the frame's slices, also on a device that writes timestamps late.
     """
     file = tmp_path / "net.cml"
     file.write_bytes(cook(NETWORKS[name](), ["portable"], player=True, golden=False))
-    found = played(program, file, budget)
-    assert found["dispatches"] > 0 and found["needless"] <= found["frames"]
+    found = played(program, file, budget, is_late)
+    assert found["measured"] > 0 < found["dispatches"]
+    assert found["needless"] <= found["frames"]
 
 
-def played(program, file, budget):
+def played(program, file, budget, is_late=False):
     """Returns what the program counts, as it prints it in JSON."""
-    run = subprocess.run([program, file, budget], capture_output=True, text=True, timeout=120)
+    words = [program, file, budget, str(int(is_late))]
+    run = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
 

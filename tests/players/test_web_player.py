@@ -25,6 +25,7 @@ from tests.fixtures.cooked import (
     selected_model,
     with_wgsl,
 )
+from tests.fixtures.graphs import Net
 from tests.fixtures.hostile_wgsl import kernel
 from tests.gpu.integer.test_bits import net_of
 from tests.players.deno import ROOT, WEB, is_right, play_golden, run_deno
@@ -65,6 +66,12 @@ def bad_kernels() -> list[str]:
     ]  # fmt: skip
 
 
+def long_step():
+    """Returns a network whose first step takes llvmpipe a millisecond."""
+    net = Net(1, 16, 48, 48)
+    return net.graph(net.conv("x", 32, 5))
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """A folder with the files of ``player.test.js``: a network, and others made from it."""
@@ -77,6 +84,7 @@ def files(tmp_path_factory):
         featured = changed(featured, "kernels", put(at, "<I", SUBGROUPS | F16))
     made = {
         "counter": small,
+        "long": cook(long_step(), ["portable"], player=True, golden=False),
         "golden": cook(network, ["portable"], player=True),
         "features": featured,
         **{name: changed(small, "plan", put(*field)) for name, field in NEEDS.items()},

@@ -81,6 +81,7 @@ typedef struct null_device {
     object *objects;
     uint64_t polls, frames, used, ticks;
     uint64_t queries[CML_QUERIES];
+    int late_query;        /* a query that was not written yet, or -1 */
     use_list uses, before; /* since the last barrier, and before it */
     int is_behind_barrier; /* the last command was a barrier */
     cml_null_counts counts;
@@ -588,6 +589,11 @@ static void run_dispatch(null_device *n, const command *c) {
     n->ticks += 1000 + 100 * (uint64_t)c->groups;
 }
 
+static void write_late_query(null_device *n) {
+    if (n->late_query >= 0) n->queries[n->late_query] = n->ticks;
+    n->late_query = -1;
+}
+
 static void run(null_device *n, const command *c, int *end_query) {
     cml_range ranges[2] = {c->from, c->to};
     switch (c->is) {
@@ -602,6 +608,7 @@ static void run(null_device *n, const command *c, int *end_query) {
         break;
     case RESOLVE:
         run_uses(n, &c->to, 1, 1);
+        write_late_query(n);
         memcpy(c->to.buffer->data + c->to.offset, n->queries + c->begin, 8 * c->count);
         break;
     case BEGIN_PASS:
@@ -609,7 +616,9 @@ static void run(null_device *n, const command *c, int *end_query) {
         *end_query = c->end;
         break;
     case END_PASS:
-        if (*end_query >= 0 && *end_query < CML_QUERIES) n->queries[*end_query] = n->ticks;
+        write_late_query(n);
+        if (*end_query < CML_QUERIES) n->late_query = *end_query;
+        if (!n->options.is_late) write_late_query(n);
         break;
     case DISPATCH:
         run_dispatch(n, c);
@@ -699,13 +708,14 @@ cml_status cml_null_fill(const cml_null_options *options, cml_backend *backend, 
                                                .tick_ms = 1e-6,
                                                .takes_spirv = 1,
                                                .takes_wgsl = 1};
-    null_device described = {.options = *options};
+    null_device described = {.options = *options, .late_query = -1};
     if (options->on_broken_rule == NULL)
         return fail(error, CML_ERROR_INPUT, "on_broken_rule of cml_null_options is NULL");
     null_device *n = take(&described, sizeof *n);
     if (n == NULL) return fail(error, CML_ERROR_MEMORY, "no memory for a backend");
     *n = described;
     if (n->options.info.buffer_bytes == 0) n->options.info = guaranteed;
+    if (n->options.is_late) n->options.info.times_pass_end = 1;
     *backend = functions;
     backend->user = n;
     return CML_OK;

@@ -79,7 +79,7 @@ typedef struct cml_range { /* offset and bytes are multiples of 4 */
 } cml_range;
 
 enum {
-    CML_QUERIES = 208,          /* timestamps that the player uses, numbered from 0 */
+    CML_QUERIES = 224,          /* timestamps that the player uses, numbered from 0 */
     CML_FRAMES_BEFORE_READ = 2, /* frames between a copy to a readback buffer and map_buffer */
     CML_MOST_BINDINGS = 66
 };

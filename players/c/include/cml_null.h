@@ -23,6 +23,8 @@ typedef struct cml_null_options {
     void *user;
     uint32_t answer_after; /* calls of poll() before scopes and mapped buffers are answered */
     uint64_t memory;       /* bytes of all buffers that the device has; 0: any number */
+    int is_late; /* as llvmpipe that has drawn, it times passes by their ends, and writes a
+                    timestamp that is not resolved at once at the end of the next pass */
 } cml_null_options;
 
 typedef struct cml_null_counts {

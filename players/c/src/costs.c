@@ -28,7 +28,7 @@ curve *cml__curve_of(heap *memory, cost_model *m, uint64_t key) {
 }
 
 /* Returns the middle one of at most PLAN_LAST values, the lower one of two. */
-static double median(const double *values, uint32_t n) {
+double cml__median(const double *values, uint32_t n) {
     double sorted[PLAN_LAST > PLAN_RATIOS ? PLAN_LAST : PLAN_RATIOS];
     for (uint32_t i = 0; i < n; i++) {
         uint32_t at = i;
@@ -51,7 +51,7 @@ static void order_sizes(curve *c) {
     for (int i = 0; i < BUCKETS; i++) {
         const timed_size *of = &c->sizes[i];
         if (of->samples < (any_settled ? PLAN_SETTLED : 1)) continue;
-        double value = median(of->log_times, of->kept), weight = of->kept;
+        double value = cml__median(of->log_times, of->kept), weight = of->kept;
         uint32_t number = 1;
         for (; blocks > 0 && means[blocks - 1] > value; blocks--) {
             value = (means[blocks - 1] * weights[blocks - 1] + value * weight) /
@@ -88,8 +88,9 @@ static double interpolate(curve *c, uint32_t count, double launch_ms) {
 
 /* Returns the logarithm of measured over guessed times of steps that were never measured. */
 static double unknown(const cost_model *m) {
-    return m->ratio_count == 0 ? 0.0
-                               : clamp_abs(median(m->ratios, m->ratio_count), PLAN_MOST_UNKNOWN);
+    return m->ratio_count == 0
+               ? 0.0
+               : clamp_abs(cml__median(m->ratios, m->ratio_count), PLAN_MOST_UNKNOWN);
 }
 
 /* Returns the median time of `count` workgroups of the step. */
@@ -126,7 +127,7 @@ uint32_t cml__groups_within(const cost_model *m, const step *s, uint32_t limit, 
 
 /* Adds a time, the logarithm of ms, to the last ones of about so many workgroups. */
 static void learn_size(timed_size *of, double log_count, double log_ms) {
-    double usual = of->kept > 0 ? median(of->log_times, of->kept) : 0.0;
+    double usual = of->kept > 0 ? cml__median(of->log_times, of->kept) : 0.0;
     if (of->samples++ == 0) of->log_count = log_count;
     if (of->kept == PLAN_LAST) {
         of->kept--;
@@ -165,7 +166,7 @@ static void learn_step(cost_model *m, const step *s, uint32_t count, double ms) 
     c->samples++;
     c->ordered = 0;
     if (of->samples >= PLAN_SETTLED)
-        m->least_ms = fmin(m->least_ms, exp(median(of->log_times, of->kept)));
+        m->least_ms = fmin(m->least_ms, exp(cml__median(of->log_times, of->kept)));
 }
 
 /* Learns that settled steps took `ratio` times the predicted time. */

@@ -216,6 +216,7 @@ int cml__is_settled(const step *s, uint32_t count);
 void cml__learn(cost_model *m, slice *slices, uint32_t n, double ms);
 void cml__record_excess(cost_model *m, double predicted, double measured, int hopeless);
 double cml__aim_for(const cost_model *m, double budget);
+double cml__median(const double *values, uint32_t n);
 
 static inline int has_samples(const step *s) { return s->curve->samples > 0; }
 
@@ -233,6 +234,8 @@ typedef struct network network;
 
 enum {
     TIMED = 12,       /* passes of a frame with a timestamp */
+    LEAD = 2,         /* empty passes before them, if they are timed by their ends */
+    EMPTY = 15,       /* times of empty passes that are kept */
     RING = 8,         /* frames whose readback may be under way */
     SLOT_BYTES = 256, /* of a frame's timestamps and receipt */
     MAX_RESULTS = 8,  /* jobs of one network whose outputs are kept */
@@ -368,6 +371,8 @@ struct cml_scheduler {
     cml_buffer *ranges;   /* the workgroups of each slice */
     uint8_t *range_words;
     readback ring[RING];
+    double empty_ms[EMPTY]; /* the last times of empty passes, in a ring */
+    uint32_t empty_count;
     cml_slice *reported;
     cml_report refusal; /* of a call that encodes nothing */
     void *commands;     /* of the host, for this frame */

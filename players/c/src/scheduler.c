@@ -1,7 +1,12 @@
 /* The scheduler on the device: creating it, encoding frames, and taking in their timings. */
 #include "internal.h"
 
-enum { RECEIPTS = 256 }; /* values that tell whether the frame of a readback ran */
+enum {
+    RECEIPTS = 256,                            /* values that tell whether a frame ran */
+    SCRATCH = RING * SLOT_BYTES + 4 * RECEIPTS /* where a timestamp is resolved to be written */
+};
+/* the least share of a pass's time that is left without the time of an empty pass */
+static const double LEAST_LEFT = 0.1;
 
 /* ------------------------------------------------------------------ encoding */
 
@@ -9,14 +14,25 @@ enum { RECEIPTS = 256 }; /* values that tell whether the frame of a readback ran
 static void begin_pass(cml_scheduler *s, readback *timed) {
     int begin = -1, end = -1;
     if (timed != NULL && s->info.tick_ms > 0) {
-        int first = (int)(timed - s->ring) * (TIMED + 1) + (int)timed->passes++;
+        int first = (int)(timed - s->ring) * (TIMED + LEAD) + (int)timed->passes++;
         begin = s->info.times_pass_end ? -1 : 2 * first;
         end = s->info.times_pass_end ? first : 2 * first + 1;
     }
     s->backend.begin_pass(s->backend.user, s->commands, begin, end);
 }
 
-static void end_pass(const cml_scheduler *s) { s->backend.end_pass(s->backend.user, s->commands); }
+/* Ends a pass. A pass of a readback that is timed by its end also has the driver write its
+ * timestamp now: once llvmpipe has drawn anything, it runs compute work at once but queues
+ * timestamps with the tiles to be drawn, so that one is written at any time during the next pass,
+ * unless the driver has to wait for it. */
+static void end_pass(cml_scheduler *s, const readback *timed) {
+    s->backend.end_pass(s->backend.user, s->commands);
+    if (timed == NULL || timed->passes == 0 || !s->info.times_pass_end) return;
+    uint32_t number = (uint32_t)(timed - s->ring), query = number * (TIMED + LEAD) + timed->passes;
+    cml_range scratch = {s->resolved, SCRATCH, 8};
+    cml__order(s, &scratch, 0, 1);
+    s->backend.resolve_queries(s->backend.user, s->commands, query - 1, 1, s->resolved, SCRATCH);
+}
 
 /* Writes the workgroups of the slices to where dispatches read them, and reports the slices. */
 static void write_ranges(cml_scheduler *s) {
@@ -68,9 +84,12 @@ static void encode_slices(cml_scheduler *s) {
         slot->passes = 0;
         slot->frame = s->frame;
         slot->state = READBACK_COPIED;
-        if (s->info.times_pass_end && s->info.tick_ms > 0) {
-            begin_pass(s, slot); /* the first pass is timed from the end of this one */
-            end_pass(s);
+        /* the first empty pass ends when all work before it has, the second shows what it costs to
+         * have a timestamp written */
+        int leads = s->info.times_pass_end && s->info.tick_ms > 0 ? LEAD : 0;
+        for (int lead = 0; lead < leads; lead++) {
+            begin_pass(s, slot);
+            end_pass(s, slot);
         }
     }
     for (uint32_t group = 0; group < w->group_count; group++) {
@@ -79,14 +98,14 @@ static void encode_slices(cml_scheduler *s) {
             dispatch(s, i);
             if (slot != NULL) w->slices[i].job->slot_mask |= 1u << number;
         }
-        end_pass(s);
+        end_pass(s, slot);
     }
     if (slot == NULL) return;
     if (slot->passes > 0) {
         uint32_t count = per_pass * slot->passes;
         cml_range ticks = {s->resolved, number * SLOT_BYTES, 8 * count};
         cml__order(s, &ticks, 0, 1);
-        s->backend.resolve_queries(s->backend.user, s->commands, per_pass * number * (TIMED + 1),
+        s->backend.resolve_queries(s->backend.user, s->commands, per_pass * number * (TIMED + LEAD),
                                    count, s->resolved, ticks.offset);
         cml__copy(s, &ticks, slot->buffer, 0);
     }
@@ -157,22 +176,32 @@ static void forget_slot(cml_scheduler *s, uint32_t slot) {
     for (network *n = s->nets; n != NULL; n = n->next) n->slot_mask &= ~(1u << slot);
 }
 
+/* Returns the milliseconds between two timestamps. */
+static double spent_ms(const cml_scheduler *s, const uint8_t *timestamps) {
+    uint64_t ticks[2];
+    memcpy(ticks, timestamps, sizeof ticks);
+    return ticks[1] > ticks[0] ? (double)(ticks[1] - ticks[0]) * s->info.tick_ms : 0.0;
+}
+
 /* Takes in the timings of a frame, or that it never ran. */
 static void take_slot(cml_scheduler *s, const readback *slot, const uint8_t *data) {
     uint32_t number = (uint32_t)(slot - s->ring), receipt, count = slot->passes;
-    uint32_t per_pass = s->info.times_pass_end ? 1 : 2;
+    int by_ends = s->info.times_pass_end;
+    double empty_ms = 0.0;
     memcpy(&receipt, data + SLOT_BYTES - 4, 4);
     if (receipt != slot->frame % RECEIPTS + 1) {
         fail_harmed(s, number);
         count = 0;
-    } else if (count > 0 && s->info.times_pass_end) {
-        count--; /* the first only begins */
+    } else if (count > 0 && by_ends) {
+        count -= LEAD;
+        s->empty_ms[s->empty_count++ % EMPTY] = spent_ms(s, data);
+        empty_ms = cml__median(s->empty_ms, s->empty_count < EMPTY ? s->empty_count : EMPTY);
+        data += 8 * (LEAD - 1);
     }
     for (uint32_t i = 0; i < count; i++) {
-        uint64_t ticks[2];
-        memcpy(ticks, data + 8 * per_pass * i, sizeof ticks);
-        double passed = ticks[1] > ticks[0] ? (double)(ticks[1] - ticks[0]) : 0.0;
-        cml__record_timing(s, slot->frame, i, passed * s->info.tick_ms);
+        double ms = spent_ms(s, data + (by_ends ? 8 : 16) * i);
+        /* a pass as short as an empty one has some time left, or nothing would be learned of it */
+        cml__record_timing(s, slot->frame, i, fmax(LEAST_LEFT * ms, ms - empty_ms));
     }
 }
 
@@ -244,8 +273,7 @@ static cml_status create_objects(cml_scheduler *s, cml_error *error) {
     int is_there = 1;
     s->scope = s->backend.create_scope(s->backend.user);
     if (s->scope == NULL) return cml__fail(error, CML_ERROR_MEMORY, "no memory for an error scope");
-    s->resolved = cml__new_buffer(s, memory, s->scope, CML_USAGE_QUERIES,
-                                  RING * SLOT_BYTES + sizeof receipts);
+    s->resolved = cml__new_buffer(s, memory, s->scope, CML_USAGE_QUERIES, SCRATCH + 8);
     s->ranges = cml__new_buffer(s, memory, s->scope, CML_USAGE_UNIFORM,
                                 (uint64_t)s->stride * s->max_slices);
     for (uint32_t i = 0; i < RING; i++) {

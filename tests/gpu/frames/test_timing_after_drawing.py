@@ -1,4 +1,4 @@
-"""Tests that measured compute times are right on a device that has drawn before.
+"""Tests that measured compute times are right on a device that draws, before and around them.
 
 A device's shipped first guess predicts them better than the default guess.
 """
@@ -10,6 +10,7 @@ from statistics import fmean, median
 
 import numpy as np
 import pytest
+import wgpu
 
 import cml_engine as cml
 from cml_engine import CostModel
@@ -71,6 +72,13 @@ def test_frame_time_is_the_sum_of_its_slices(drawn_on):
     assert 0.3 < median(measured) / median(timed) < 3
 
 
+def long_and_short(ran):
+    """Returns two groups of slices of a session's longest step: all of it twice, and a part."""
+    costs = ran.program.step_costs()
+    step = max(range(len(costs)), key=lambda i: costs[i].flops * costs[i].groups)
+    return [Slice(ran.program, step, 0, costs[step].groups)] * 2, [Slice(ran.program, step, 0, 1)]
+
+
 def test_groups_of_slices_are_timed_apart(drawn_on):
     """A group of several dispatches has its own time, and the short one behind it a short time.
 
@@ -80,11 +88,8 @@ def test_groups_of_slices_are_timed_apart(drawn_on):
         pytest.skip("the device has no timestamps")
     ran = session(drawn_on)
     ran.run({"x": np.ones((1, 32, 64, 64), np.float32)})
-    costs, executor = ran.program.step_costs(), drawn_on.executor()
-    step = max(range(len(costs)), key=lambda i: costs[i].flops * costs[i].groups)
-    long = [Slice(ran.program, step, 0, costs[step].groups)] * 2
-    short = [Slice(ran.program, step, 0, 1)]
-    ratios, frames = [], count()
+    long, short = long_and_short(ran)
+    executor, ratios, frames = drawn_on.executor(), [], count()
     for groups in ([long, short, long, short], [short, short, long, long]):
         times = [[] for _ in groups]
         for _ in range(11):
@@ -99,6 +104,96 @@ def test_groups_of_slices_are_timed_apart(drawn_on):
             by_length[group is long].append(median(ms))
         ratios.append((max(by_length[False]), min(by_length[True])))
     assert all(short_ms < 0.5 * long_ms for short_ms, long_ms in ratios)
+
+
+SCENE = """
+@vertex fn corner(@builtin(vertex_index) i: u32) -> @builtin(position) vec4f {
+    return vec4f(f32(i & 1u) * 4.0 - 1.0, f32(i >> 1u) * 4.0 - 1.0, 0.5, 1.0);
+}
+@fragment fn shade(@builtin(position) at: vec4f) -> @location(0) vec4f {
+    var sum = at.x * 0.01;
+    for (var i = 0; i < 12; i++) { sum = sin(sum) * 1.1 + at.y * 0.001; }
+    return vec4f(sum, fract(3.0 * sum), 0.5, 1.0);
+}
+"""
+
+
+class Scene:
+    """Render passes of 640 x 360 pixels that take llvmpipe several milliseconds each."""
+
+    def __init__(self, gpu, samples=1):
+        device = gpu.device
+        module = device.create_shader_module(code=SCENE)
+        self.pipeline = device.create_render_pipeline(
+            layout="auto",
+            vertex={"module": module, "entry_point": "corner"},
+            fragment={
+                "module": module,
+                "entry_point": "shade",
+                "targets": [{"format": "rgba8unorm"}],
+            },
+            primitive={"topology": "triangle-list"},
+            multisample={"count": samples},
+        )
+        usage, size = wgpu.TextureUsage.RENDER_ATTACHMENT, (640, 360, 1)
+        self.views = [
+            device.create_texture(
+                size=size, format="rgba8unorm", sample_count=count, usage=usage
+            ).create_view()
+            for count in sorted({samples, 1}, reverse=True)
+        ]
+
+    def draw(self, encoder, passes=1):
+        for _ in range(passes):
+            target = {"view": self.views[0], "load_op": "clear", "store_op": "store"}
+            if len(self.views) > 1:
+                target["resolve_target"] = self.views[1]
+            render = encoder.begin_render_pass(color_attachments=[target])
+            render.set_pipeline(self.pipeline)
+            render.draw(3)
+            render.end()
+
+
+@pytest.mark.parametrize(
+    ("where", "passes", "samples"),
+    [
+        ("before", 1, 1),
+        ("before", 4, 1),
+        ("before", 1, 4),
+        ("submitted before", 2, 1),
+        ("around", 1, 1),
+    ],
+)
+def test_drawing_is_not_part_of_the_times_of_slices(timed_gpu, where, passes, samples):
+    """Frames that draw, as pygfx does, alternate with frames that draw nothing.
+
+    A group of slices takes as long in both, and a long group longer than a short one, though a
+    drawing takes longer than either.
+    """
+    if not timed_gpu.has_timestamps:
+        pytest.skip("the device has no timestamps")
+    ran, scene = session(timed_gpu), Scene(timed_gpu, samples)
+    ran.run({"x": np.ones((1, 32, 64, 64), np.float32)})
+    long, short = long_and_short(ran)
+    executor, groups = timed_gpu.executor(), [long, short, long, short]
+    times = {True: [[] for _ in groups], False: [[] for _ in groups]}
+    for frame in range(30):
+        draws = frame % 2 == 0
+        if draws and where == "submitted before":
+            with submitted(timed_gpu) as picture:
+                scene.draw(picture, passes)
+        with submitted(timed_gpu) as encoder:
+            if draws and where in ("before", "around"):
+                scene.draw(encoder, passes)
+            executor.encode(encoder, frame, groups)
+            if draws and where == "around":
+                scene.draw(encoder, passes)
+        timed_gpu.wait()
+        for timing in executor.end_frame(frame):
+            times[timing.frame % 2 == 0][timing.group].append(timing.ms)
+    drawn, alone = ([median(ms) for ms in times[draws]] for draws in (True, False))
+    assert max(drawn[1::2]) < 0.5 * min(drawn[::2]), drawn
+    assert all(1 / 3 < drawn[i] / alone[i] < 3 for i in (0, 2)), (drawn, alone)
 
 
 def network(channels, size):

@@ -1,7 +1,7 @@
 // @ts-check
 /** Networks on a device: slices, readbacks, chains, and what goes wrong; of the files in a folder, which test_web_player.py writes. */
 
-import { CmlError, CookedFile, Scheduler, loadCooked } from "../../../players/web/cml.js";
+import { CmlError, CookedFile, Executor, Scheduler, loadCooked } from "../../../players/web/cml.js";
 import { assert, counted, device, frame, raised, same, until } from "./device.js";
 
 const [folder] = Deno.args, ELEMENTS = 40_000;
@@ -100,6 +100,45 @@ test("timings arrive and teach", async (gpu) => {
   for (let i = 0; i < 8; i++) measured += (await frame(gpu, scheduler, 2)).measured.length;
   assert(measured >= 3, `${measured} frames measured`);
   assert(scheduler.costModel.samples(network.steps[0]) >= 3, "samples of the first step");
+});
+
+/** A triangle over the whole picture that takes llvmpipe milliseconds. */
+const SCENE = `
+@vertex fn corner(@builtin(vertex_index) i: u32) -> @builtin(position) vec4f {
+  return vec4f(f32(i & 1u) * 4.0 - 1.0, f32(i >> 1u) * 4.0 - 1.0, 0.5, 1.0);
+}
+@fragment fn shade(@builtin(position) at: vec4f) -> @location(0) vec4f {
+  var sum = at.x * 0.01;
+  for (var i = 0; i < 24; i++) { sum = sin(sum) * 1.1 + at.y * 0.001; }
+  return vec4f(sum, fract(3.0 * sum), 0.5, 1.0);
+}`;
+
+test("drawing is not part of the times of slices", async (gpu) => {
+  if (!gpu.features.has("timestamp-query")) return;
+  const network = await loadFile(gpu, "long"), executor = Executor.on(gpu);
+  await network.run({ x: new Float32Array(16 * 48 * 48) });
+  const usage = GPUTextureUsage.RENDER_ATTACHMENT, size = [1280, 720], format = "rgba8unorm";
+  const view = gpu.createTexture({ size, format, usage }).createView(), module = gpu.createShaderModule({ code: SCENE });
+  const pipeline = gpu.createRenderPipeline({ layout: "auto", vertex: { module }, fragment: { module, targets: [{ format }] } });
+  /** @type {any} */ const job = { network };
+  const groups = network.steps.map((each) => each.groups), step = groups.indexOf(Math.max(...groups));
+  const [long, short] = [groups[step], 1].map((count) => [{ job, step, first: 0, count, predictedMs: 1 }]);
+  /** @type {number[][]} */ const times = [[], [], [], []];
+  for (let frame = 0; frame < 15; frame++) {
+    const encoder = gpu.createCommandEncoder();
+    const picture = encoder.beginRenderPass({ colorAttachments: [{ view, loadOp: "clear", storeOp: "store" }] });
+    picture.setPipeline(pipeline);
+    picture.draw(3);
+    picture.end();
+    executor.encodeGroups(encoder, frame, [long, short, long, short]);
+    executor.writeReceipt(encoder, frame, []);
+    gpu.queue.submit([encoder.finish()]);
+    for (const { group, ms } of executor.endFrame(frame)) times[group].push(ms);
+    await gpu.queue.onSubmittedWorkDone();
+    await new Promise((resolve) => setTimeout(resolve));
+  }
+  const found = times.map((all) => all.sort((a, b) => a - b)[all.length >> 1]);
+  assert(Math.max(found[1], found[3]) < 0.5 * Math.min(found[0], found[2]), `long, short, long, short: ${found}`);
 });
 
 test("nothing is created in steady state", async (gpu) => {
