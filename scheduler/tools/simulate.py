@@ -46,6 +46,45 @@ class SimStep(StepCost):
         StepCost.__init__(self, key, op, title, groups, flops, nbytes)
         object.__setattr__(self, "ms_per_group", ms_per_group)
 
+    def ms(self, count: int) -> float:
+        """Returns the true milliseconds of ``count`` workgroups in one dispatch."""
+        return count * self.ms_per_group
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class WaveStep(SimStep):
+    """A step on a card whose SIMDs compute whole waves, as ``benchmarks.hardware`` models it.
+
+    A card of ``simds`` SIMDs computes ``count`` workgroups of ``waves`` waves each. A wave keeps
+    its SIMD busy for ``busy_ms`` and takes ``alone_ms`` if no other wave is there; ``resident``
+    waves fit a SIMD. Memory moves the step's tensors in ``memory_ms``.
+    """
+
+    simds: int
+    waves: int
+    busy_ms: float
+    alone_ms: float
+    resident: int
+    memory_ms: float
+
+    def __init__(
+        self, key: str, groups: int, *, simds: int, waves: int, busy_ms: float, alone_ms: float,
+        resident: int, memory_ms: float, **more: Any,
+    ) -> None:  # fmt: skip
+        for name, value in (
+            ("simds", simds), ("waves", waves), ("busy_ms", busy_ms), ("alone_ms", alone_ms),
+            ("resident", resident), ("memory_ms", memory_ms), ("groups", groups),
+        ):  # fmt: skip
+            object.__setattr__(self, name, value)
+        SimStep.__init__(self, key, groups, self.ms(groups) / max(groups, 1), **more)
+
+    def ms(self, count: int) -> float:
+        """Returns the milliseconds of the busiest SIMD, or of the memory if that takes longer."""
+        deep = -(-count * self.waves // self.simds)
+        rounds = -(-deep // min(self.resident, max(deep, 1)))
+        share = count / max(self.groups, 1)
+        return max(deep * self.busy_ms, rounds * self.alone_ms, share * self.memory_ms)
+
 
 @dataclass(eq=False)
 class SimNetwork:
@@ -144,7 +183,10 @@ class SimGpu:
         granule: int = 1,
         max_groups: int = 12,
         clock_source: str = "timestamps",
+        pass_ms: float = 0.0,
+        clock: Callable[[int], float] = lambda frame: 1.0,
     ) -> None:
+        self.pass_ms, self.clock = pass_ms, clock
         self.copied: list[tuple[StepCost, float]] = []
         self.noise, self.speed, self.launch_ms, self.latency = noise, speed, launch_ms, latency
         self.granule, self.max_groups = granule, max_groups
@@ -165,10 +207,10 @@ class SimGpu:
 
         The timings arrive some frames later.
         """
-        common = _factor(self._random, self.noise.common)
+        common = _factor(self._random, self.noise.common) / self.clock(frame)
         timings = []
         for index, group in enumerate(groups):
-            ms = sum(self._true_ms(part) for part in group)
+            ms = self.pass_ms + sum(self._true_ms(part) for part in group)
             timings.append(Timing(frame, index, ms * common))
         if timings and self.noise.hitch_share and self._random.random() < self.noise.hitch_share:
             hit = self._random.randrange(len(timings))
@@ -180,7 +222,7 @@ class SimGpu:
         network: Handle = part.network
         steps = network.steps if part.step >= 0 else self._loads[network]
         step: SimStep = steps[part.step]
-        exact: float = self.launch_ms + part.count * step.ms_per_group / self.speed
+        exact: float = self.launch_ms + step.ms(part.count) / self.speed
         return exact * _factor(self._random, self.noise.single)
 
     def end_frame(self, frame: int) -> list[Timing]:
@@ -350,14 +392,16 @@ def simulate(
     cost_model: CostModel | None = None,
     seed: int = 0,
     speed: float = 1.0,
+    gpu: SimGpu | None = None,
 ) -> SimulatedRun:
     """Runs the scheduler on a simulated device for ``frames`` frames and returns times and jobs.
 
-    ``requests`` are the jobs to submit. A frame takes ``frame_ms``, or longer if rendering
+    ``requests`` are the jobs to submit. The device is ``gpu``, by default one with this ``noise``
+    and ``speed``. A frame takes ``frame_ms``, or longer if rendering
     (``render_ms`` of its number) and inference need more.
     """
     clock = VirtualClock()
-    gpu = SimGpu(noise, seed=seed, speed=speed)
+    gpu = gpu or SimGpu(noise, seed=seed, speed=speed)
     scheduler = FrameScheduler(
         gpu, frame_ms, budget_ms, policy=policy, clock=clock, cost_model=cost_model
     )

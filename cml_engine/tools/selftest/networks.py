@@ -120,7 +120,7 @@ def check_tuning(test: SelfTest) -> None:
     plain = Session(graph, test.gpu, CompileOptions(tuned=False))
     count = len(Bench(plain).candidates)
     report = tune(
-        plain, rounds=2 if test.quick else 10, dry_run=True,
+        plain, rounds=2 if test.quick else 5, dry_run=True,
         progress=lambda done: test.show("tuning", done, count),
     )  # fmt: skip
     picks = {}

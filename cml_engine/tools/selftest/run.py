@@ -33,7 +33,8 @@ def run(test: SelfTest, parts: Sequence[str] = tuple(PARTS)) -> None:
     A part that ends with an error fails, and the next one gets a new device. Raises
     :class:`DeviceError` if there is none.
     """
-    for name in parts:
+    for number, name in enumerate(parts):
+        test.show("parts", number, len(parts))
         test.part = PartResult(name)
         test.report.parts.append(test.part)
         test.begin(name)
