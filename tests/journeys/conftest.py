@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -80,20 +80,36 @@ def wheel(dist: Path) -> Path:
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Environment:
     """The environment after ``pip install cml-engine``, which can run cooked files."""
-    return Environment(_once(tmp_path_factory, "venv", lambda f: _install(f, wheel)))
+    return _with_extras(tmp_path_factory, wheel)
 
 
 @pytest.fixture(scope="session")
 def compiler_environment(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Environment:
     """The environment after ``pip install cml-engine[compiler]``, which runs any model."""
-    folder = _once(tmp_path_factory, "venv-compiler", lambda f: _install(f, wheel, "compiler"))
-    return Environment(folder)
+    return _with_extras(tmp_path_factory, wheel, "compiler")
 
 
 @pytest.fixture(scope="session")
 def bake_environment(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Environment:
     """The environment after ``pip install cml-engine[bake]``, which maps over many inputs."""
-    return Environment(_once(tmp_path_factory, "venv-bake", lambda f: _install(f, wheel, "bake")))
+    return _with_extras(tmp_path_factory, wheel, "bake")
+
+
+@pytest.fixture(scope="session")
+def game_environment(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Environment:
+    """The environment after ``pip install cml-engine[game]``, which has windows and Dear ImGui."""
+    return _with_extras(tmp_path_factory, wheel, "compiler", "game")
+
+
+@pytest.fixture(scope="session")
+def pygfx_environment(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Environment:
+    """The environment after ``pip install cml-engine[game,pygfx]``."""
+    return _with_extras(tmp_path_factory, wheel, "compiler", "game", "pygfx")
+
+
+def _with_extras(factory: pytest.TempPathFactory, wheel: Path, *extras: str) -> Environment:
+    name = "-".join(("venv", *extras))
+    return Environment(_once(factory, name, lambda folder: _install(folder, wheel, *extras)))
 
 
 @pytest.fixture(scope="session")
@@ -122,7 +138,7 @@ def _once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], obj
     return folder
 
 
-def _install(folder: Path, wheel: Path, extra: str = "") -> None:
+def _install(folder: Path, wheel: Path, *extras: str) -> None:
     """Creates a virtual environment in the folder and installs the wheel with its dependencies.
 
     Packages to be checked for a release get their dependencies from the package index. Otherwise
@@ -134,21 +150,22 @@ def _install(folder: Path, wheel: Path, extra: str = "") -> None:
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
     pip.append("--disable-pip-version-check")
     if _DIST:
-        subprocess.run([*pip, f"{wheel}[{extra}]" if extra else str(wheel)], check=True)
+        subprocess.run([*pip, f"{wheel}[{','.join(extras)}]" if extras else str(wheel)], check=True)
         return
     subprocess.run([*pip, "--no-deps", "--no-index", "--no-compile", str(wheel)], check=True)
     site = Environment(folder).site
     (installed,) = metadata.distributions(name="cml-engine", path=[str(site)])
-    _link_requirements(installed, extra, site)
+    _link_requirements(installed, extras, site)
 
 
-def _link_requirements(package: metadata.Distribution, extra: str, site: Path) -> None:
+def _link_requirements(package: metadata.Distribution, extras: Sequence[str], site: Path) -> None:
     """Links the packages that a package requires, and their requirements, into ``site``.
 
     They come from this Python's environment; the test is skipped if one is not installed.
     """
     for requirement in map(Requirement, package.requires or ()):
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+        marker = requirement.marker
+        if marker is not None and not any(marker.evaluate({"extra": e}) for e in extras or ("",)):
             continue
         try:
             found = metadata.distribution(requirement.name)
@@ -159,4 +176,4 @@ def _link_requirements(package: metadata.Distribution, extra: str, site: Path) -
         for name in missing:
             (site / name).symlink_to(str(found.locate_file(name)))
         if missing:
-            _link_requirements(found, "", site)
+            _link_requirements(found, tuple(requirement.extras), site)

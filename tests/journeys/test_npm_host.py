@@ -84,8 +84,9 @@ def test_a_host_is_checked_with_full_types(project):
 def test_a_host_runs_in_deno(project, cooked):
     words = ("-A", "--config", project / "deno.json", project / "host.ts", cooked)
     said = run_deno("run", *words).stdout.splitlines()
-    assert said[0] == "done 1,3,32,32 4"
-    assert said[1].startswith("InputError network 'twice'")
+    assert re.fullmatch(r"loading 0/(\d+)( \d+/\1)* \1/\1", said[0])
+    assert said[1] == "done 1,3,32,32 4"
+    assert said[2].startswith("InputError network 'twice'")
 
 
 @pytest.mark.gpu
@@ -99,3 +100,16 @@ def test_a_page_runs_in_chromium(package, cooked, tmp_path):
     look = ROOT / "tests/players/web/look.js"
     actual = json.loads(run_deno("run", "-A", "--no-check", look, tmp_path, browser).stdout)
     assert actual["error"] == "" and actual["elements"] == 3072 and actual["first"] == 4, actual
+    assert actual["loaded"] == 1
+
+
+def test_the_page_names_the_flags_that_chromium_is_tested_with(environment, tmp_path):
+    page = environment.run("cml", "docs", "ship_it", cwd=tmp_path).stdout
+    (command,) = re.findall(r"```\n(chromium .*?)```", page, re.DOTALL)
+    text = (ROOT / "tests/players/web/browser.js").read_text()
+    (tested,) = re.findall(r"const FLAGS = \[(.*?)\];", text, re.DOTALL)
+    of_the_test = {"--disable-", "--no-first-run", "--hide-scrollbars", "--remote-debugging-port"}
+    flags = {
+        flag for flag in re.findall(r'"(.*?)"', tested) if not flag.startswith(tuple(of_the_test))
+    }
+    assert set(re.findall(r"--\S+", command)) == flags

@@ -15,7 +15,10 @@ import { Painter } from "cml-engine/picture.js";
 declare const Deno: { args: string[]; readFile(path: string): Promise<Uint8Array<ArrayBuffer>> };
 
 const device: GPUDevice = await requestDevice();
-const network: Network = await loadCooked(device, await Deno.readFile(Deno.args[0]));
+const steps: string[] = [];
+const onProgress = (done: number, total: number): void => void steps.push(`${done}/${total}`);
+const network: Network = await loadCooked(device, await Deno.readFile(Deno.args[0]), { onProgress });
+console.log("loading", ...steps);
 const scheduler = new Scheduler(device, { frameMs: 1000 / 60, budgetMs: 4 });
 const image = new Float32Array(network.inputs.get("image")?.elements ?? 0).fill(1);
 const job: Job = scheduler.submit(network, { image }, { priority: 1, deadlineMs: 250 });
