@@ -43,6 +43,11 @@ def _plain(p: Values, _: Values) -> Nest:
     return Nest([*p["k_size"][:2], p["group_in"]])
 
 
+def _window(p: Values, d: Values) -> Nest:
+    # the first turn stands before the loop
+    return Nest([p["band"] // int(d["BLOCKS"]) - 1])
+
+
 def _winograd(p: Values, d: Values) -> Nest:
     return Nest([_turns((p["in_blocks"] + 1) // 2, d)]) if "stage_is_product" in d else Nest()
 
@@ -64,6 +69,7 @@ _NESTS: dict[str, Callable[[Values, Values], Nest]] = {
     "conv_row_tile": _line,
     "conv_phases": _line,
     "conv_plain": _plain,
+    "conv_window": _window,
     "winograd": _winograd,
     "matmul": _matmul,
     "elementwise": _elementwise,

@@ -68,7 +68,8 @@ def _steps() -> Iterator[tuple[str, Step]]:
     """Yields a step of every kernel of the table, with a word before its name."""
     load_families()
     for prefix, variants, key, graph in _networks():
-        choice = next(choice for choice in _plan(graph).choices if key in choice.key)
+        found = [choice for choice in _plan(graph).choices if key in choice.key]
+        choice = next((choice for choice in found if "c4>c4" in choice.key), found[0])
         for option in choice.options:
             if option.endswith(_GROUPS) and option.startswith(variants):
                 plan = _plan(graph, VariantTable.forcing(choice.key, option))
@@ -77,8 +78,16 @@ def _steps() -> Iterator[tuple[str, Step]]:
                         yield prefix, step
 
 
+#: blocks of a turn of a convolution 1x1, and channels that have a whole number of them
+_POINTWISE = ((1, 12), (2, 40), (4, 64))
 #: the kernels of the table; others of the same operators copy
-_PATHS = ("conv/conv.hlsl", "conv/winograd.hlsl", "conv/depthwise.hlsl", "matmul/matmul.hlsl")
+_PATHS = (
+    "conv/conv.hlsl",
+    "conv/conv_window.hlsl",
+    "conv/winograd.hlsl",
+    "conv/depthwise.hlsl",
+    "matmul/matmul.hlsl",
+)
 #: the ends of their names: of workgroups of one wave
 _GROUPS = (" by 64", " by 8x8", " by 4x16", " by 1x64")
 
@@ -99,17 +108,26 @@ def _networks() -> Iterator[tuple[str, tuple[str, ...], str, Graph]]:
         return rng.standard_normal(shape).astype(np.float32)
 
     c = _CHANNELS
-    for prefix, variants, op, shape, attrs in (
+    layers: list[tuple[str, tuple[str, ...], str, tuple[int, ...], dict[str, Any]]] = [
         ("", ("tile", "winograd"), "conv", (c, c, 3, 3), {}),
+        ("3x3 ", ("window",), "conv", (c, c, 3, 3), {}),
+        *((f"1x1x{n} ", ("window",), "conv", (m, m, 1, 1), {}) for n, m in _POINTWISE),
         ("depthwise ", ("tile",), "conv", (c, 1, 3, 3), {"groups": 0, "stride": [2, 2]}),
         ("", ("depthwise",), "conv", (c, 1, 3, 3), {"groups": 0}),
         ("transposed ", ("tile",), "deconv", (c, c, 3, 3), {"stride": [2, 2]}),
-    ):
+    ]
+    for prefix, variants, op, shape, attrs in layers:
+        c, size = shape[0], "x".join(map(str, shape[2:]))
         builder = cml.GraphBuilder("layers")
         x: Any = builder.input("x", [1, c, 64, 64])
         x = builder.conv(x, weights(c, c, 1, 1))
         x = getattr(builder, op)(x, weights(*shape), weights(1, c), **attrs)
-        yield prefix, variants, f"{op} 3x3", builder.graph(y=builder.conv(x, weights(c, c, 1, 1)))
+        yield (
+            prefix,
+            variants,
+            f"{op} {size}",
+            builder.graph(y=builder.conv(x, weights(c, c, 1, 1))),
+        )
     builder = cml.GraphBuilder("product")
     x = builder.input("x", [256, 256])
     yield "matmul ", ("tile",), "matmul", builder.graph(y=builder.matmul(x, weights(256, 256)))

@@ -437,14 +437,14 @@ def pack_filter(conv: Conv, rows: int) -> Packing:
     """
     shape, band = conv.shape, band_of(conv, rows)
     row_blocks = -(-shape.out_channels // rows)
-    if not _keeps_order(conv, rows):
+    if not keeps_order(conv, rows):
         return pack_unchanged(_pack_groups(conv, rows))
     source, out, inner = conv.filter_source()
     row = (row_blocks, out, rows), (rows, out, 1)
     return Packing(source, (row[0], (shape.taps, 2, 1), (4 * band, inner, 1), row[1]))
 
 
-def _keeps_order(conv: Conv, rows: int) -> bool:
+def keeps_order(conv: Conv, rows: int) -> bool:
     """Returns True if a packed filter has the elements of the filter at regular steps: there is one
     group, or no block of rows or of inputs overlaps two groups."""
     return conv.shape.groups == 1 or not (conv.transposed or overlaps_groups(conv, rows))
@@ -453,7 +453,7 @@ def _keeps_order(conv: Conv, rows: int) -> bool:
 def block_format(conv: Conv, rows: int) -> BlockFormat | None:
     """Returns the format of a packed filter in few bits, or None if the kernels read floats."""
     blocks, shape = weight_blocks(conv.op.constant(conv.op.in_names[1])), conv.shape
-    if blocks is None or blocks.axis != 1 - conv.transposed or not _keeps_order(conv, rows):
+    if blocks is None or blocks.axis != 1 - conv.transposed or not keeps_order(conv, rows):
         return None
     inputs = 4 * band_of(conv, rows)
     size = gcd(blocks.size, inputs) if blocks.scales.shape[blocks.axis] > 1 else inputs

@@ -203,7 +203,10 @@ def test_loads_ahead_of_their_turn_miss_no_products(blocks, gpu, set_limits):
     around = {"padding": [(1, 1), (1, 1)]}
     for op, case, options in (
         ("conv", conv_case((1, 4 * blocks, 5, 6), (9, 4 * blocks, 3, 3), **around),
-         ("tile 4x1 by 64", "tile 8x2 by 64", "tile 16x4 by 64")),
+         ("tile 4x1 by 64", "tile 8x2 by 64", "tile 16x4 by 64", "window 4x1 by 64",
+          "window 8x4 by 64")),
+        ("conv", conv_case((2, 4 * blocks - 1, 6, 7), (13, 4 * blocks - 1, 1, 1)),
+         ("window 8x2 by 64",)),
         ("conv", conv_case((1, 4 * blocks, 32, 64), (9, 4 * blocks, 3, 3), **around),
          ("winograd 8x2 by 64",)),
         ("deconv", deconv_case((1, 4 * blocks, 3, 4), (4 * blocks, 5, 3, 3), (5,), stride=[2, 2]),

@@ -163,7 +163,8 @@ def launch_product(
         **(form.defines if form else {}),
     }
     # eight numbers of the filter at once: plain and depthwise ones have fewer, and it may be empty
-    by_eights = types["T0_TYPE"] != "float" and not types.get("DEPTHWISE") and conv.in_blocks > 0
+    has_blocks = types["T0_TYPE"] != "float" and not types.get("DEPTHWISE") and conv.in_blocks > 0
+    by_eights = has_blocks and types["SHARE"]
     yield Dispatch(
         groups=launch[0],
         tensors=(x, filter, bias, *epilogue.tensors, conv.op.out_names[0]),

@@ -16,6 +16,7 @@ import numpy as np
 from cml_engine.ir.graph import Array
 from cml_engine.ir.layout import FIXED8
 from cml_engine.ops.conv.cases import conv_case
+from cml_engine.ops.conv.kernels import window
 from cml_engine.ops.conv.kernels.tile import (
     default_tile as default_direct_tile,
 )
@@ -91,7 +92,8 @@ def is_faster(conv: Conv) -> bool:
     if block_format(conv, 4):
         return False
     if not conv.op.limits.software:
-        return _seconds(conv) < direct_seconds(conv, default_direct_tile(conv))
+        direct = direct_seconds(conv, default_direct_tile(conv))
+        return _seconds(conv) < min(direct, window.best_seconds(conv))
     least = _SHARED_LEAST_CHANNELS if shares_loads(conv) else _SOFTWARE_LEAST_CHANNELS
     if min(shape.in_channels, shape.out_channels) < least:
         return False
@@ -334,7 +336,7 @@ CONV.add(
         default_tile=default_tile,
         is_possible=is_possible,
         is_faster=is_faster,
-        before=("plain", "row tile", "tile"),
+        before=("plain", "row tile", "tile", "window"),
         tiles=tiles,
         rows=4,
         examples=(("conv", conv_case((2, 48, 15, 30), (50, 48, 3, 3), note="48 channels")),),

@@ -1,0 +1,188 @@
+"""``conv`` with a small window, whose inputs are all loaded before they are multiplied.
+
+For hardware: a wave has every input of a turn under way while it multiplies those of the turn
+before, and positions one below the other share inputs. A plain input needs no copy in blocks.
+Shader: ``shaders_hlsl/conv/conv_window.hlsl``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import inf, prod
+from typing import Any
+
+from cml_engine.ops.conv.cases import conv_case
+from cml_engine.ops.conv.kernels.tile import (
+    PARAMS,
+    direct_seconds,
+    launch_product,
+    tile_params,
+)
+from cml_engine.ops.conv.kernels.tile import (
+    default_tile as default_direct_tile,
+)
+from cml_engine.ops.conv.node import (
+    CONV,
+    GROUP,
+    Conv,
+    ConvTile,
+    band_of,
+    block_format,
+    is_depthwise,
+    keeps_order,
+    pack_filter,
+)
+from cml_engine.ops.declaration.hardware import hardware_table
+from cml_engine.ops.declaration.packing import Packing
+from cml_engine.ops.declaration.spec import Defines, Dispatch, engine_kernel
+from cml_engine.ops.declaration.variant import KernelVariant
+
+#: the most products of an input channel that are unrolled: their code leaves the instruction cache
+#: of 32 KB otherwise, for it stands before the loop and in it
+_MOST_PRODUCTS = 300
+_TILES = ((4, 1), (8, 1), (16, 1), (4, 2), (8, 2), (16, 2), (4, 4), (8, 4))
+#: the most inputs of a turn, four registers each
+_MOST_CELLS = 24
+#: the taps of the table's kernel, and the blocks of a turn where there is one tap
+_TABLE_TAPS, _BLOCKS = 9, (4, 2, 1)
+
+
+def is_possible(conv: Conv) -> bool:
+    """Returns True for a conv of two axes or one, with few taps and a constant filter of floats."""
+    if conv.op.attrs.get("exact") or conv.transposed or not conv.constant or is_depthwise(conv):
+        return False
+    return len(conv.shape.axes) <= 2 and conv.in_blocks > 0 and bool(_fitting_tiles(conv))
+
+
+def _is_plain(conv: Conv) -> bool:
+    return not conv.op.is_blocked(conv.op.in_names[0])
+
+
+def tiles(conv: Conv) -> list[ConvTile]:
+    """Returns the tiles that an autotuner should try; a software driver is too slow to build more
+    than the smallest."""
+    fitting = _fitting_tiles(conv)
+    return fitting[:1] if conv.op.limits.software else fitting
+
+
+def _fitting_tiles(conv: Conv) -> list[ConvTile]:
+    """Returns the tiles whose code and inputs are small enough."""
+    found = []
+    for rows, columns in _TILES:
+        tile = ConvTile(rows, columns, GROUP)
+        products = rows * columns * conv.shape.taps * _blocks(conv, tile)
+        few = products <= _MOST_PRODUCTS and _cells(conv, tile) <= _MOST_CELLS
+        is_kept = keeps_order(conv, rows) and block_format(conv, rows) is None
+        if few and is_kept and rows < 2 * max(conv.shape.out_channels, 4):
+            found.append(tile)
+    return found
+
+
+def _blocks(conv: Conv, tile: ConvTile) -> int:
+    """Returns the blocks of inputs of a turn."""
+    if conv.shape.taps > 1:
+        return 1
+    return next(n for n in _BLOCKS if band_of(conv, tile.rows) % n == 0)
+
+
+def _cells(conv: Conv, tile: ConvTile) -> int:
+    _, y, x = conv.shape.axes3
+    return ((tile.columns - 1) * y.stride + y.reach) * x.size * _blocks(conv, tile)
+
+
+def seconds(conv: Conv, tile: ConvTile) -> float:
+    """Returns the modelled time of this kernel, without a copy that the others need."""
+    groups, params = _launch(conv, tile)
+    taps, blocks = conv.shape.taps, _blocks(conv, tile)
+    kind, scale = (f"1x1x{blocks}", 1.0) if taps == 1 else ("3x3", taps / _TABLE_TAPS)
+    turns = max(params["band"] / blocks * scale - 1, 0)  # the first stands before the loop
+    return hardware_table().seconds(f"{kind} window {tile}", groups, [turns])
+
+
+def default_tile(conv: Conv) -> ConvTile:
+    """Returns the tile with the least modelled time."""
+    return min(_fitting_tiles(conv), key=lambda tile: seconds(conv, tile))
+
+
+def is_faster(conv: Conv) -> bool:
+    """Returns True on hardware if the model says so."""
+    if conv.op.limits.software:
+        return False
+    return best_seconds(conv) < direct_seconds(conv, default_direct_tile(conv))
+
+
+def best_seconds(conv: Conv) -> float:
+    """Returns the modelled time with the default tile, infinity if it is not possible."""
+    if not is_possible(conv):
+        return inf
+    saved = hardware_table().launch if _is_plain(conv) else 0.0  # the copy in blocks
+    return seconds(conv, default_tile(conv)) - saved
+
+
+def _launch(conv: Conv, tile: ConvTile) -> tuple[int, dict[str, Any]]:
+    """Returns the workgroups and parameters; a thread's positions are one below the other."""
+    groups, params = tile_params(conv, replace(tile, columns=1))
+    _, y, x = params["steps3"]
+    steps = [1, -(-y // tile.columns), x]
+    tiles = -(-conv.shape.batch * prod(steps) // tile.group)
+    row_blocks = params["row_blocks"]
+    return tiles * row_blocks, {**params, "steps3": steps, "tiles": tiles}
+
+
+def _lower(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
+    _, y, x = conv.shape.axes3
+    key = f"{conv.op.in_names[1]}.window{conv.shape.groups}.rows{tile.rows}"
+    filter = conv.pack(key, lambda: _pack(conv, tile.rows))
+    inside = all(
+        a.before <= 0 and (a.narrow - 1) * a.stride + a.reach - a.before <= a.wide for a in (y, x)
+    )
+    defines: Defines = {
+        "TAPS_Y": y.size,
+        "TAPS_X": x.size,
+        "STRIDE_Y": y.stride,
+        "STRIDE_X": x.stride,
+        "DILATION_Y": y.dilation,
+        "DILATION_X": x.dilation,
+        "BLOCKS": _blocks(conv, tile),
+        "INSIDE": int(inside),
+        "PLAIN": int(_is_plain(conv)),
+        "WHOLE": int(conv.shape.in_channels % 4 == 0),
+        "AHEAD": 1,
+        "SHARE": 0,
+        **({"T0_TYPE": "float"} if _is_plain(conv) else {}),
+    }
+    name = conv.op.in_names[0]
+    yield from launch_product(conv, tile, name, filter, _launch(conv, tile), defines)
+
+
+def _pack(conv: Conv, rows: int) -> Packing:
+    """Returns the packing of the filter as [row block][band][tap][4 in][rows]."""
+    packing = pack_filter(conv, rows)
+    row_block, taps, (inputs, axis, _), row = packing.dims
+    return replace(packing, dims=(row_block, (inputs // 4, axis, 4), taps, (4, axis, 1), row))
+
+
+_INSIDE = [(0, 0), (0, 0)]
+CONV.add(
+    KernelVariant(
+        name="window",
+        about="a small window, all of whose inputs are loaded a turn ahead",
+        kernel=engine_kernel("conv/conv_window.hlsl", PARAMS, group=GROUP),
+        lower=_lower,
+        default_tile=default_tile,
+        is_possible=is_possible,
+        is_faster=is_faster,
+        before=("plain", "row tile", "tile"),
+        tiles=tiles,
+        examples=(
+            ("conv", conv_case((2, 8, 9, 7), (10, 8, 3, 3), note="a border")),
+            ("conv", conv_case((2, 8, 9, 11), (10, 8, 3, 2), stride=[2, 3], padding=_INSIDE,
+                               note="inside, strides")),
+            ("conv", conv_case((1, 12, 9, 15), (5, 12, 3, 3), dilation=[2, 2], border="reflect",
+                               note="dilation")),
+            ("conv", conv_case((1, 24, 9, 7), (16, 12, 3, 1), groups=2, note="groups")),
+            ("conv", conv_case((2, 32, 5, 7), (10, 32, 1, 1), note="1x1")),
+        ),
+    )
+)  # fmt: skip

@@ -1,0 +1,158 @@
+// conv whose window is known to the compiler: ROWS output channels x COLUMNS positions, one below the
+// other, per thread.
+//
+// A turn of the loop multiplies all inputs under a thread's windows in BLOCKS blocks, while those of the
+// next turn are loaded. Positions share inputs.
+// T0 input (blocks of four channels, or PLAIN), T1 filter [row block][band][tap][4 in][ROWS], T2 bias,
+// then the epilogues' operands, then OUT. INSIDE: no window reaches beyond the input. WHOLE: the channels
+// of a plain input fill blocks, as those of groups do.
+#include "conv_position.hlsli"
+#include "conv_product.hlsli"
+#define BIAS T2
+#include "conv_store.hlsli"
+
+// inputs under a thread's windows, in rows of TAPS_X
+#define SPAN ((COLUMNS - 1) * STRIDE_Y + (TAPS_Y - 1) * DILATION_Y + 1)
+#define CELLS (SPAN * TAPS_X)
+#define WINDOW_VECTORS (TAPS_Y * TAPS_X * ROWS)
+
+// the start of each row of inputs, the offset of each input in a row; -1 for none
+static int row_from[SPAN];
+static int column_from[TAPS_X];
+static uint first_input;
+static uint block_volume;
+
+#if WHOLE
+#define CHANNELS (4 * in_blocks)
+#else
+#define CHANNELS group_in
+#endif
+
+#if PLAIN
+NUMBER channel_at(uint index, uint channel) {
+#if WHOLE
+    return T0[index + channel * block_volume];
+#else
+    NUMBER loaded = T0[index + min(channel, CHANNELS - 1) * block_volume];
+    return channel < CHANNELS ? loaded : NUMBER(0);
+#endif
+}
+
+CML_BLOCK load_block(uint index, uint block) {
+    return CML_BLOCK(channel_at(index, 4 * block), channel_at(index, 4 * block + 1),
+                     channel_at(index, 4 * block + 2), channel_at(index, 4 * block + 3));
+}
+#else
+CML_BLOCK load_block(uint index, uint block) {
+    return CML_BLOCK(LOADED(T0[index + block * block_volume]));
+}
+#endif
+
+CML_BLOCK load_cell(int row, int column, uint block) {
+#if INSIDE
+    return load_block(first_input + uint(row_from[row] + column_from[column]), block);
+#else
+    int at = max(row_from[row], 0) + max(column_from[column], 0);
+    return load_block(first_input + uint(at), block);
+#endif
+}
+
+CML_BLOCK with_border(CML_BLOCK value, int row, int column) {
+#if INSIDE
+    return value;
+#else
+    return min(row_from[row], column_from[column]) >= 0 ? value : CML_BLOCK(0);
+#endif
+}
+
+void find_inputs(int y, int x) {
+    {CML_UNROLL(int, row, SPAN) {
+        int sy = y * (COLUMNS * STRIDE_Y) + row + origin(1);
+#if INSIDE
+        row_from[row] = min(sy, x_size(1) - 1) * x_size(2);
+#else
+        int source = cml_border(sy, x_size(1));
+        row_from[row] = source < 0 ? -1 : source * x_size(2);
+#endif
+    }}
+    {CML_UNROLL(int, column, TAPS_X) {
+        int sx = x * STRIDE_X + column * DILATION_X + origin(2);
+#if INSIDE
+        column_from[column] = sx;
+#else
+        column_from[column] = cml_border(sx, x_size(2));
+#endif
+    }}
+}
+
+// the inputs of a turn
+static CML_BLOCK cells[BLOCKS * CELLS];
+
+void load_cells(uint block) {
+    {CML_UNROLL(int, i, BLOCKS * CELLS) {
+        cells[i] = load_cell(i % CELLS / TAPS_X, i % TAPS_X, block + i / CELLS);
+    }}
+}
+
+// Multiplies the inputs that are loaded, while it loads those of the blocks from `next` on. Their copy
+// keeps the compiler from waiting for the new ones at the end of the loop.
+void add_turn(uint w, uint next) {
+    w &= CML_INDEX_BITS;
+    CML_BLOCK held[BLOCKS * CELLS];
+    {CML_UNROLL(int, i, BLOCKS * CELLS) {
+        held[i] = with_border(cells[i], i % CELLS / TAPS_X, i % TAPS_X);
+    }}
+    load_cells(next);
+    {CML_UNROLL(int, tap, BLOCKS * TAPS_Y * TAPS_X) {
+        CML_BLOCK x[COLUMNS];
+        int block = tap / (TAPS_Y * TAPS_X);
+        int row = tap / TAPS_X % TAPS_Y * DILATION_Y;
+        {CML_UNROLL(int, j, COLUMNS) {
+            x[j] = held[block * CELLS + (j * STRIDE_Y + row) * TAPS_X + tap % TAPS_X];
+        }}
+        {CML_UNROLL(int, i, ROWS) { multiply_vector(T1[w + tap * ROWS + i], x, i, 0, 0); }}
+    }}
+}
+
+CML_MAIN
+{
+    CML_EACH_GROUP(group)
+    Part part = cml_part(group);
+    uint3 steps = uint3(1, steps3(1), steps3(2));
+    uint index = part.tile * GROUP + lane;
+    bool exists = index < batch * steps.y * steps.z;
+    index = min(index, batch * steps.y * steps.z - 1);
+    uint row = cml_divide_rest(index, steps.z);
+    uint image = cml_divide_rest(row, steps.y);
+    find_inputs(int(row), int(index));
+    block_volume = uint(x_size(1) * x_size(2));
+    uint first_block = cml_first_block(part.row_block);
+#if PLAIN
+    first_input = (image * CHANNELS + 4 * first_block) * block_volume;
+#else
+    first_input = (image * in_blocks + first_block) * block_volume;
+#endif
+    cml_clear();
+
+    load_cells(0);
+    uint weight = part.row_block * band * WINDOW_VECTORS;
+    // the first turn is outside of the loop, so that compilers find the buffers before it
+    add_turn(weight, min(BLOCKS, band - BLOCKS));
+    for (uint block = BLOCKS; block < band; block += BLOCKS) {
+        add_turn(weight + block * WINDOW_VECTORS, min(block + BLOCKS, band - BLOCKS));
+    }
+
+    uint volume = uint(y_size(1) * y_size(2));
+    {CML_UNROLL(int, o, VECTORS) {
+        uint number = part.row_block * VECTORS + o;
+        if (4 * number < out_c) {
+            Block block = cml_block(number);
+            {CML_UNROLL(int, j, COLUMNS) {
+                uint y = row * COLUMNS + j;
+                if (exists && y < uint(y_size(1))) {
+                    cml_store(cml_result(o, j), block, image, y * y_size(2) + index, volume);
+                }
+            }}
+        }
+    }}
+}
