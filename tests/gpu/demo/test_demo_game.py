@@ -215,18 +215,22 @@ def test_tiles_do_not_pop_up(start, monkeypatch):
     assert gradual < 10.0 and gradual < 0.5 * sudden, (gradual, sudden)
 
 
-def test_no_object_and_no_memory_is_left_behind_by_a_long_flight(gpu, start):
+def test_a_long_flight_leaves_no_object_and_no_memory_behind(gpu, start):
+    """Pools grow until a flight needs no more than an earlier one; a leak grows in every flight."""
     flown = start(replace(FEW, seed=9), frames=25)
     flown.load()
     flown.options = replace(flown.options, mode="unsliced")
-    flown.fly()  # tiles are replaced, and pools reach their final size
-    held, objects = held_bytes(gpu), wgpu_objects()
-    peak_slots = len(flown.game.streaming.shown)
-    flown.fly()
-    flown.fly()
-    assert flown.game.streaming.counts.finished > peak_slots or peak_slots > 20
-    assert held_bytes(gpu) <= held + (64 << 10)
-    assert wgpu_objects() <= objects + 40  # staging buffers of pending readbacks
+    states = []
+    for _ in range(8):
+        flown.fly()
+        counts = flown.game.streaming.counts
+        states.append((held_bytes(gpu), wgpu_objects(), counts.finished))
+        before, now = [(0, 0, 0), *states][-2:]
+        grown_bytes, new_objects, new_tiles = np.subtract(now, before)
+        if new_tiles and grown_bytes <= 32 << 10 and new_objects <= 20:  # pending readbacks
+            break
+    else:
+        pytest.fail(f"bytes, objects and tiles after each flight: {states}")
 
 
 def test_software_driver_gives_networks_the_rest_of_the_frame(gpu, start, monkeypatch):
