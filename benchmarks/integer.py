@@ -98,7 +98,7 @@ def _layer_graph(
         return {"x": values.astype(np.float32)}
 
     text = _TEXT.format(c=c, o=o, n=n, k=k, s=s, p=k // 2)
-    return cml.load(cml.MemoryModel(text, {}), random_weights=1), inputs
+    return cml.load(cml.nnef.MemoryModel(text, {}), random_weights=1), inputs
 
 
 def _variants(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeVar
 
-from cml_engine.tools.testing import time_interleaved
+from cml_engine.testing import time_interleaved
 
 K = TypeVar("K", bound=Hashable)
 #: a function that runs a work once and returns milliseconds

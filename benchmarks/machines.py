@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cml_engine.errors.arguments import IntegerRange
+from cml_engine.errors import IntegerRange
 
 _SWIFTSHADER = ("/usr/lib/chromium/vk_swiftshader_icd.json",)
 _MODES = ("off", "sliced", "unsliced")

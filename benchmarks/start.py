@@ -70,8 +70,8 @@ def measure(model: Path, rounds: int) -> tuple[int, float]:
     begin = time.perf_counter()
     import cml_engine as cml
     from cml_engine.compiler.optimize import optimize
-    from cml_engine.ops import load_families
     from cml_engine.ops.declaration.lowering import Lowering
+    from cml_engine.ops.declaration.registry import load_families
     from cml_engine.runtime.session import CompileOptions, make_plan
 
     load_families()

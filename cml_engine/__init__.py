@@ -5,6 +5,10 @@
 >>> session = cml.Session(graph, cml.Gpu())              # doctest: +SKIP
 >>> outputs = session.run({"image": array})              # doctest: +SKIP
 
+The names here are what every host needs. Those for one task are in its modules: ``ops`` (operators
+of one's own), ``scheduler``, ``panel``, ``cooked``, ``integer``, ``nnef``, ``io``, ``gpu``,
+``tuning``, ``testing`` and ``distributed``.
+
 Importing this package is fast: a public name is imported when it is first used. Only :class:`Gpu`
 imports wgpu.
 """
@@ -12,6 +16,7 @@ imports wgpu.
 from __future__ import annotations
 
 import logging
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -23,63 +28,43 @@ from cml_engine.errors import (
     ModelError,
     StaleArtifact,
 )
+from cml_engine.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from cml_engine import cooked as cooked
+    from cml_engine import distributed as distributed
+    from cml_engine import errors as errors
+    from cml_engine import formats as formats
+    from cml_engine import gpu as gpu
+    from cml_engine import integer as integer
+    from cml_engine import io as io
+    from cml_engine import nnef as nnef
+    from cml_engine import ops as ops
+    from cml_engine import panel as panel
+    from cml_engine import scheduler as scheduler
+    from cml_engine import testing as testing
+    from cml_engine import tuning as tuning
     from cml_engine.compiler.integer.quantizer.quantize import quantize
-    from cml_engine.compiler.integer.quantizer.weights import quantize_weights
-    from cml_engine.compiler.passes.rules import Match, Rule, register_rule
     from cml_engine.cooked.load import load_cooked
-    from cml_engine.cooked.schema import CookedLimits
     from cml_engine.formats.graph_builder import GraphBuilder, Tensor, edit
     from cml_engine.formats.loading import load, save
     from cml_engine.gpu.gpu import Gpu
     from cml_engine.io.load_limits import LoadLimits
     from cml_engine.io.model_source import ModelSource
-    from cml_engine.ir.graph import Attrs, Fact, Graph, Slider
+    from cml_engine.ir.graph import Graph, Slider
     from cml_engine.ir.textures import TextureInput
-    from cml_engine.nnef import MemoryModel
-    from cml_engine.ops import (
-        Case,
-        Cost,
-        Dispatch,
-        Kernel,
-        OpSpec,
-        Random,
-        Tolerance,
-        register,
-        same_as,
-        unregister,
-    )
-    from cml_engine.runtime.session import CompileOptions, Session, Words
+    from cml_engine.ops.declaration.spec import Kernel, OpSpec
+    from cml_engine.ops.registration import register
+    from cml_engine.runtime.live.reloader import Reloader
+    from cml_engine.runtime.session import CompileOptions, Session
     from cml_engine.runtime.tiling import run_tiled
     from cml_engine.scheduler import (
-        AdmissionError,
-        Clock,
-        CostModel,
-        Executor,
         FixedBudget,
         FrameReport,
         FrameScheduler,
         Job,
-        JobOutput,
-        Network,
-        Planner,
-        RealClock,
-        Slice,
-        SliceReport,
         SpareBudget,
-        StepCost,
-        TiledJob,
-        Timing,
         Tuning,
-        VirtualClock,
-        by_priority,
-        fair_share,
-        least_laxity,
-        operators_per_frame,
-        plan_frame,
-        submit_tiled,
-        write_trace,
     )
 
 #: what is logged is shown where a program says so, not by default
@@ -87,20 +72,10 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __version__ = "0.1.0"
 __all__ = [
-    "AdmissionError",
-    "Attrs",
-    "Case",
-    "Clock",
     "CmlError",
     "CompileOptions",
-    "CookedLimits",
     "CorruptArtifact",
-    "Cost",
-    "CostModel",
     "DeviceError",
-    "Dispatch",
-    "Executor",
-    "Fact",
     "FixedBudget",
     "FrameReport",
     "FrameScheduler",
@@ -109,96 +84,78 @@ __all__ = [
     "GraphBuilder",
     "InputError",
     "Job",
-    "JobOutput",
     "Kernel",
     "LoadLimits",
-    "Match",
-    "MemoryModel",
     "ModelError",
     "ModelSource",
-    "Network",
     "OpSpec",
-    "Planner",
-    "Random",
-    "RealClock",
-    "Rule",
+    "Reloader",
     "Session",
-    "Slice",
-    "SliceReport",
     "Slider",
     "SpareBudget",
     "StaleArtifact",
-    "StepCost",
     "Tensor",
     "TextureInput",
-    "TiledJob",
-    "Timing",
-    "Tolerance",
     "Tuning",
-    "Words",
-    "VirtualClock",
-    "by_priority",
     "edit",
-    "fair_share",
-    "least_laxity",
     "load",
     "load_cooked",
-    "operators_per_frame",
-    "plan_frame",
     "quantize",
-    "quantize_weights",
     "register",
-    "register_rule",
     "run_tiled",
-    "same_as",
     "save",
-    "submit_tiled",
-    "unregister",
-    "write_trace",
 ]
 
-
-#: the public names that are imported at their first use, by module; others are the scheduler's
-_MODULES = {
-    "cml_engine.compiler.integer.quantizer.quantize": ("quantize",),
-    "cml_engine.compiler.integer.quantizer.weights": ("quantize_weights",),
-    "cml_engine.compiler.passes.rules": ("Match", "Rule", "register_rule"),
-    "cml_engine.cooked.load": ("load_cooked",),
-    "cml_engine.cooked.schema": ("CookedLimits",),
-    "cml_engine.formats.graph_builder": ("GraphBuilder", "Tensor", "edit"),
-    "cml_engine.formats.loading": ("load", "save"),
-    "cml_engine.gpu.gpu": ("Gpu",),
-    "cml_engine.io.load_limits": ("LoadLimits",),
-    "cml_engine.io.model_source": ("ModelSource",),
-    "cml_engine.ir.graph": ("Attrs", "Fact", "Graph", "Slider"),
-    "cml_engine.ir.textures": ("TextureInput",),
-    "cml_engine.nnef": ("MemoryModel",),
-    "cml_engine.ops": (
-        *("Case", "Cost", "Dispatch", "Kernel", "OpSpec", "Random", "Tolerance"),
-        *("register", "same_as", "unregister"),
+#: the packages that are attributes without an import of their own, as ``cml.nnef.NnefWarning``
+_PACKAGES = frozenset(
+    "compiler cooked cpu distributed errors formats gpu integer io ir nnef ops panel runtime "
+    "scheduler testing tuning".split()
+)
+#: names that were here once, by the module that has them; they go with version 0.2
+_MOVED = {
+    "ops": (
+        "Attrs Case Cost Dispatch Fact Match Random Rule Tolerance register_rule same_as unregister"
     ),
-    "cml_engine.runtime.session": ("CompileOptions", "Session", "Words"),
-    "cml_engine.runtime.tiling": ("run_tiled",),
+    "scheduler": (
+        "AdmissionError Clock CostModel Executor JobOutput Network Planner RealClock Slice "
+        "SliceReport StepCost TiledJob Timing VirtualClock by_priority fair_share least_laxity "
+        "operators_per_frame plan_frame write_trace"
+    ),
+    "cooked": "CookedLimits",
+    "integer": "Words quantize_weights",
+    "nnef": "MemoryModel",
 }
 
+_get, __dir__ = lazy_names(
+    __name__,
+    {
+        "cml_engine.compiler.integer.quantizer.quantize": "quantize",
+        "cml_engine.cooked.load": "load_cooked",
+        "cml_engine.formats.graph_builder": "GraphBuilder Tensor edit",
+        "cml_engine.formats.loading": "load save",
+        "cml_engine.gpu.gpu": "Gpu",
+        "cml_engine.io.load_limits": "LoadLimits",
+        "cml_engine.io.model_source": "ModelSource",
+        "cml_engine.ir.graph": "Graph Slider",
+        "cml_engine.ir.textures": "TextureInput",
+        "cml_engine.ops.declaration.spec": "Kernel OpSpec",
+        "cml_engine.ops.registration": "register",
+        "cml_engine.runtime.live.reloader": "Reloader",
+        "cml_engine.runtime.session": "CompileOptions Session",
+        "cml_engine.runtime.tiling": "run_tiled",
+        "cml_engine.scheduler": "FixedBudget FrameReport FrameScheduler Job SpareBudget Tuning",
+    },
+)
 
-#: the packages that are attributes without an import of their own, as ``cml.nnef.NnefWarning``
-_PACKAGES = frozenset("compiler cooked cpu formats io ir nnef ops runtime".split())
+if not TYPE_CHECKING:
 
-
-def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return import_module(f"cml_engine.{name}")
-    if name not in __all__:
-        raise AttributeError(f"module 'cml_engine' has no attribute '{name}'")
-    places = [module for module, names in _MODULES.items() if name in names]
-    if places:
-        value = getattr(import_module(places[0]), name)
-    else:
-        value = getattr(import_module("cml_engine.scheduler"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    def __getattr__(name: str) -> Any:
+        if name in _PACKAGES:
+            return import_module(f"cml_engine.{name}")
+        for module, names in _MOVED.items():
+            if name in names.split():
+                warnings.warn(
+                    f"cml_engine.{name} is cml_engine.{module}.{name} now", DeprecationWarning, 2
+                )
+                return getattr(import_module(f"cml_engine.{module}"), name)
+        return _get(name)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 import cml_engine as cml
-from cml_engine import FrameScheduler, Job
+from cml_engine import FrameScheduler, Job, Reloader
 from cml_engine.demo_game.arrays import Array
 from cml_engine.demo_game.chain import (
     INSTANCES,
@@ -21,7 +21,6 @@ from cml_engine.demo_game.chain import (
     Chain,
 )
 from cml_engine.demo_game.world.tile import MAX_LEVEL, TileId
-from cml_engine.runtime.live.reloader import Reloader
 
 if TYPE_CHECKING:  # needs a GPU
     from cml_engine.demo_game.render.binding import BufferPart
@@ -131,7 +130,7 @@ class Agents:
         """
         jobs: dict[str, Job] = {}
         for name in self.chain.sessions_for(tile):
-            inputs: dict[str, cml.JobOutput | Array] = {
+            inputs: dict[str, cml.scheduler.JobOutput | Array] = {
                 tensor: jobs[source.session].output(source.tensor)
                 for tensor, source in self.chain.sources[name].items()
             }

@@ -16,8 +16,8 @@ import cml_engine as cml
 from cml_engine.demo_game import STARTED
 from cml_engine.demo_game.reporting.report import RunReport, player_table, table
 from cml_engine.demo_game.world.sun import LIGHTS
-from cml_engine.errors.arguments import BUDGET_MS, TIMES, FloatRange, IntegerRange
-from cml_engine.io.atomic_write import write_atomically
+from cml_engine.errors import FloatRange, IntegerRange
+from cml_engine.io import write_atomically
 
 if TYPE_CHECKING:  # what needs a GPU is imported when there is one
     from cml_engine.demo_game.game import Settings
@@ -25,10 +25,12 @@ if TYPE_CHECKING:  # what needs a GPU is imported when there is one
 
 OUT = Path("out")
 MEGABYTES = FloatRange(1, 1_000_000, "MiB")
+BUDGET = FloatRange(0.001, 60_000, "milliseconds")
 #: the modes that ``--tour`` runs
 TOUR = ("off", "sliced", "unsliced")
 #: the frames of a flight, and of each flight of the tour
 FRAMES, TOUR_FRAMES = 600, 300
+FRAME_COUNT = IntegerRange(1, 1_000_000)
 SECONDS = FloatRange(0, 1_000_000, "seconds")
 KEYS = """keys in the window:
   W A S D               fly (ends the scripted flight)
@@ -78,14 +80,14 @@ def parser() -> argparse.ArgumentParser:
     add("--quality", choices=("auto", "software", "low", "high"), default="auto")
     add("--light", choices=tuple(LIGHTS), default="day", help="of what hour")
     add("--size", type=size, metavar="WxH", help="of the picture, in pixels")
-    add("--budget-ms", type=BUDGET_MS, help="for the networks in each frame "
+    add("--budget-ms", type=BUDGET, help="for the networks in each frame "
         "(default: what the renderer leaves)")  # fmt: skip
     add("--memory-mb", type=MEGABYTES, help="the most GPU memory that it "
         "may take")  # fmt: skip
     add("--by-hand", action="store_true", help="begin with the keys, not the path")
     add("--seconds", type=SECONDS, help="close the window after so many")
     add("--headless", action="store_true", help="no window: a scripted flight")
-    add("--frames", type=TIMES, help=f"headless: how many (default {FRAMES}; "
+    add("--frames", type=FRAME_COUNT, help=f"headless: how many (default {FRAMES}; "
         f"{TOUR_FRAMES} in each flight where there is no display)")  # fmt: skip
     add("--start", type=SECONDS, default=0.0, metavar="SECONDS",
         help="headless: where on the path to begin")  # fmt: skip

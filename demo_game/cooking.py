@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import cml_engine as cml
-from cml_engine.io.atomic_write import write_atomically
+from cml_engine.io import write_atomically
 
 FOLDER = Path(__file__).resolve().parent
 MODELS = FOLDER / "models"

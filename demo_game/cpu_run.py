@@ -18,7 +18,7 @@ from cml_engine.demo_game.reporting.digest import tile_digest, world_hash
 from cml_engine.demo_game.tile_maker import TileMaker
 from cml_engine.demo_game.world.overhead import SIDE, overhead
 from cml_engine.demo_game.world.tile import TileId
-from cml_engine.io.atomic_write import write_atomically
+from cml_engine.io import write_atomically
 
 #: tiles along a side of the square, and their level, on which a kilometre is a few tiles
 _SIDE, _LEVEL = 4, 1

@@ -18,16 +18,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 import wgpu
 
 import cml_engine as cml
-from cml_engine import (
-    FixedBudget,
-    FrameScheduler,
-    SpareBudget,
-    by_priority,
-    fair_share,
-    least_laxity,
-    operators_per_frame,
-    plan_frame,
-)
+from cml_engine import FixedBudget, FrameScheduler, SpareBudget
 from cml_engine.demo_game.agents import Agents, FileWatch
 from cml_engine.demo_game.chain import load_chain
 from cml_engine.demo_game.driver_threads import pin_driver_threads
@@ -53,7 +44,14 @@ from cml_engine.demo_game.world.quadtree import (
 )
 from cml_engine.demo_game.world.sun import DAY, Light
 from cml_engine.demo_game.world.tile import TileId
-from cml_engine.tools.panel import FrameLog, FrameSample
+from cml_engine.panel import FrameLog, FrameSample
+from cml_engine.scheduler import (
+    by_priority,
+    fair_share,
+    least_laxity,
+    operators_per_frame,
+    plan_frame,
+)
 
 if TYPE_CHECKING:
     from cml_engine.demo_game.bake.flying import PlanetTiles
@@ -63,7 +61,7 @@ Mode = Literal["sliced", "layer", "unsliced"]
 DrawOverlay: TypeAlias = Callable[[wgpu.GPUCommandEncoder, Descriptor | None], None]
 POLICIES = {policy.__name__: policy for policy in (least_laxity, fair_share, by_priority)}
 #: the planner of each mode; all but the first show other methods for comparison
-PLANNERS: dict[Mode, cml.Planner] = {
+PLANNERS: dict[Mode, cml.scheduler.Planner] = {
     "sliced": plan_frame,
     "layer": operators_per_frame(1),
     "unsliced": operators_per_frame(1_000_000),

@@ -24,8 +24,8 @@ from cml_engine.demo_game.render.targets import target_format
 from cml_engine.demo_game.reporting.digest import Digests
 from cml_engine.demo_game.reporting.report import RunReport, bytes_by_owner, percentiles
 from cml_engine.demo_game.streaming import Counts
-from cml_engine.io.atomic_write import write_atomically
-from cml_engine.tools.panel import FrameSample
+from cml_engine.io import write_atomically
+from cml_engine.panel import FrameSample
 
 if TYPE_CHECKING:
     from cml_engine.demo_game.overlay.overlay import Overlay

@@ -12,7 +12,7 @@ from typing import Any
 import wgpu
 
 import cml_engine as cml
-from cml_engine import FrameReport, write_trace
+from cml_engine import FrameReport
 from cml_engine.demo_game.flight import FreeFlight, Pose, ScriptedFlight
 from cml_engine.demo_game.game import DrawOverlay, Game, Settings
 from cml_engine.demo_game.overlay.overlay import Overlay
@@ -21,6 +21,7 @@ from cml_engine.demo_game.render.quality import Quality
 from cml_engine.demo_game.render.targets import target_format
 from cml_engine.demo_game.reporting.report import bytes_by_owner
 from cml_engine.demo_game.x11 import call_if_destroyed
+from cml_engine.scheduler import write_trace
 
 OUT = Path("out")
 #: a minute of frames; a longer trace is cut there

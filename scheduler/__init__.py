@@ -12,15 +12,15 @@ from importlib import import_module
 from cml_engine.compiler.plan import Slice, StepCost, Timing
 from cml_engine.scheduler.clock import Clock, RealClock, VirtualClock
 from cml_engine.scheduler.executor import Executor, Network
-from cml_engine.scheduler.frame_scheduler import FrameScheduler
+from cml_engine.scheduler.frame_scheduler import FrameScheduler, Periodic
 from cml_engine.scheduler.jobs.job import Job, JobOutput
 from cml_engine.scheduler.jobs.lifecycle import AdmissionError
 from cml_engine.scheduler.planning.controller import FixedBudget, SpareBudget
-from cml_engine.scheduler.planning.cost_model import CostModel
+from cml_engine.scheduler.planning.cost_model import CostModel, FirstGuess
 from cml_engine.scheduler.planning.plan import Planner, operators_per_frame, plan_frame
 from cml_engine.scheduler.planning.policy import by_priority, fair_share, least_laxity
 from cml_engine.scheduler.reports import FrameReport, SliceReport
-from cml_engine.scheduler.tiling import TiledJob, submit_tiled
+from cml_engine.scheduler.tiling import TiledJob
 from cml_engine.scheduler.tools.trace import write_trace
 from cml_engine.scheduler.tuning import Tuning
 
@@ -36,12 +36,14 @@ __all__ = [
     "Clock",
     "CostModel",
     "Executor",
+    "FirstGuess",
     "FixedBudget",
     "FrameReport",
     "FrameScheduler",
     "Job",
     "JobOutput",
     "Network",
+    "Periodic",
     "Planner",
     "RealClock",
     "Slice",
@@ -57,6 +59,5 @@ __all__ = [
     "least_laxity",
     "operators_per_frame",
     "plan_frame",
-    "submit_tiled",
     "write_trace",
 ]

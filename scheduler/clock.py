@@ -80,7 +80,7 @@ class RealClock:
 
     Examples
     --------
-    >>> clock = cml.RealClock()
+    >>> clock = cml.scheduler.RealClock()
     >>> clock.now_ms() <= clock.now_ms()
     True
     """
@@ -95,7 +95,7 @@ class VirtualClock:
 
     Examples
     --------
-    >>> clock = cml.VirtualClock()
+    >>> clock = cml.scheduler.VirtualClock()
     >>> clock.advance(16.7)
     >>> clock.now_ms()
     16.7

@@ -24,7 +24,7 @@ class Network(Protocol):
 
     Examples
     --------
-    >>> program: cml.Network = network.program
+    >>> program: cml.scheduler.Network = network.program
     """
 
     @property
@@ -100,7 +100,7 @@ class Executor(Protocol):
 
     Examples
     --------
-    >>> executor: cml.Executor = gpu.executor()
+    >>> executor: cml.scheduler.Executor = gpu.executor()
     """
 
     #: the number of workgroups that the device runs at once; slices are multiples of it

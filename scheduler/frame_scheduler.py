@@ -65,8 +65,10 @@ if TYPE_CHECKING:
     import wgpu
 
     from cml_engine.gpu.gpu import Gpu
+    from cml_engine.ir.graph import Array
     from cml_engine.runtime.session import Session
     from cml_engine.scheduler.executor import Network
+    from cml_engine.scheduler.tiling import TiledJob
 
 
 class Submitter(Protocol):
@@ -396,6 +398,37 @@ class FrameScheduler:
         with self.lifecycle.lock:
             self._periodic.append(periodic)
         return periodic
+
+    def submit_tiled(
+        self,
+        session: Session,
+        inputs: Mapping[str, Array],
+        tile: int = 256,
+        overlap: int = 16,
+        *,
+        align: int = 1,
+        **options: object,
+    ) -> TiledJob:
+        """Submits a run like :func:`cml_engine.run_tiled`, as one job per tile.
+
+        ``options`` are those of :meth:`submit` for each tile's job.
+
+        Examples
+        --------
+        >>> job = scheduler.submit_tiled(network, {"image": picture}, tile=8, overlap=2)
+        >>> while job.state != "done":
+        ...     encoder = gpu.device.create_command_encoder()
+        ...     report = scheduler.encode(encoder)
+        ...     _ = gpu.device.queue.submit([encoder.finish()])
+        ...     reports = scheduler.end_frame()
+        """
+        from cml_engine.runtime.session import Session
+        from cml_engine.runtime.tiling import Tiles
+        from cml_engine.scheduler.tiling import TiledJob
+
+        check_instance(Session, session, "session")
+        tiles = Tiles(session, inputs, tile, overlap, align)
+        return TiledJob(self.submit, self.lifecycle, tiles, options)
 
     def forget_periodic(self, periodic: Periodic) -> None:
         """Removes a stopped periodic job from the ones that each frame looks at."""

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from cml_engine.compiler.plan import StepCost, Timing
-from cml_engine.io.atomic_write import write_atomically
+from cml_engine.io import write_atomically
 from cml_engine.io.json_files import JsonObject, read_json
 from cml_engine.scheduler.jobs.job import Job
 from cml_engine.scheduler.reports import FrameReport

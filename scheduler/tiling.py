@@ -8,12 +8,11 @@ from concurrent.futures import CancelledError
 from typing import Any
 
 from cml_engine.errors import InputError
-from cml_engine.errors.arguments import check_callable, check_instance
+from cml_engine.errors.arguments import check_callable
 from cml_engine.ir.graph import Array
-from cml_engine.runtime.session import Session
 from cml_engine.runtime.tiling import Tile, Tiles
-from cml_engine.scheduler.frame_scheduler import FrameScheduler
 from cml_engine.scheduler.jobs.job import Awaitable, Job, State
+from cml_engine.scheduler.jobs.lifecycle import Lifecycle
 
 #: tiles that are queued at a time; each keeps its inputs in memory
 _AHEAD = 4
@@ -27,14 +26,20 @@ class TiledJob(Awaitable):
 
     Examples
     --------
-    >>> job = cml.submit_tiled(scheduler, network, {"image": picture}, tile=8, overlap=2)
+    >>> job = scheduler.submit_tiled(network, {"image": picture}, tile=8, overlap=2)
     >>> job.progress
     0.0
     >>> job.cancel()
     """
 
-    def __init__(self, scheduler: FrameScheduler, tiles: Tiles, options: Mapping[str, Any]) -> None:
-        self._scheduler, self._lifecycle = scheduler, scheduler.lifecycle
+    def __init__(
+        self,
+        submit: Callable[..., Job],
+        lifecycle: Lifecycle,
+        tiles: Tiles,
+        options: Mapping[str, Any],
+    ) -> None:
+        self._submit, self._lifecycle = submit, lifecycle
         self._options = {**options, "read": True}
         self._tiles, self._left = tiles, list(tiles)
         self._jobs: dict[Job, Tile] = {}
@@ -56,9 +61,7 @@ class TiledJob(Awaitable):
         """Submits jobs for the next tiles; ends the run if there is none."""
         while self._left and len(self._jobs) < _AHEAD:
             tile = self._left.pop(0)
-            job = self._scheduler.submit(
-                self._tiles.session, self._tiles.inputs(tile), **self._options
-            )
+            job = self._submit(self._tiles.session, self._tiles.inputs(tile), **self._options)
             self._jobs[job] = tile
             job.add_done_callback(self._take)
         if not self._jobs:
@@ -125,31 +128,3 @@ class TiledJob(Awaitable):
         """Cancels the run with the tiles that are under way; no more tiles are submitted."""
         if not self.ended:
             self._end("cancelled")
-
-
-def submit_tiled(
-    scheduler: FrameScheduler,
-    session: Session,
-    inputs: Mapping[str, Array],
-    tile: int = 256,
-    overlap: int = 16,
-    *,
-    align: int = 1,
-    **options: object,
-) -> TiledJob:
-    """Submits a run like :func:`cml_engine.run_tiled` to the scheduler and returns its state.
-
-    ``options`` are those of :meth:`FrameScheduler.submit` for each tile's job.
-
-    Examples
-    --------
-    >>> job = cml.submit_tiled(scheduler, network, {"image": picture}, tile=8, overlap=2)
-    >>> while job.state != "done":
-    ...     encoder = gpu.device.create_command_encoder()
-    ...     report = scheduler.encode(encoder)
-    ...     _ = gpu.device.queue.submit([encoder.finish()])
-    ...     reports = scheduler.end_frame()
-    """
-    check_instance(FrameScheduler, scheduler, "scheduler")
-    check_instance(Session, session, "session")
-    return TiledJob(scheduler, Tiles(session, inputs, tile, overlap, align), options)

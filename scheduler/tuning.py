@@ -1,6 +1,6 @@
 """Tunes kernels in a running game: measures them in the budget that the other networks leave.
 
->>> bench = cml_engine.runtime.tuning.Bench(session, again=False)               # doctest: +SKIP
+>>> bench = cml_engine.tuning.Bench(session, again=False)               # doctest: +SKIP
 >>> tuning = Tuning(scheduler, bench)                                   # doctest: +SKIP
 >>> tuning.observe(scheduler.end_frame())       # in every frame        # doctest: +SKIP
 """
@@ -22,8 +22,8 @@ from cml_engine.scheduler.reports import FrameReport, SliceReport
 if TYPE_CHECKING:
     from cml_engine.compiler.plan import Plan
     from cml_engine.compiler.tuning_tables import Record
-    from cml_engine.runtime.tuning.trial import Trial
-    from cml_engine.runtime.tuning.tune import Bench
+    from cml_engine.tuning.trial import Trial
+    from cml_engine.tuning.tune import Bench
 
 #: frames after a job's end in which its last timings must arrive, else the pair is run again
 _PATIENCE = 60
@@ -63,12 +63,12 @@ class Tuning:
 
     Parameters
     ----------
-    rounds : the number of measurements per option, see :class:`cml_engine.runtime.tuning.Trial`.
+    rounds : the number of measurements per option, see :class:`cml_engine.tuning.Trial`.
     priority : the priority of the jobs; at 0 they get only the time that the game's own jobs leave.
 
     Examples
     --------
-    >>> from cml_engine.runtime.tuning import Bench
+    >>> from cml_engine.tuning import Bench
     >>> tuning = cml.Tuning(scheduler, Bench(network))
     >>> tuning.stop()
     """

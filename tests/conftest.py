@@ -173,8 +173,8 @@ def _no_tables_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iter
 def own_operators() -> Iterator[None]:
     """Loads the engine's operators; after the test, unregisters all that the test has
     registered."""
-    from cml_engine import unregister
-    from cml_engine.ops import load_families, registered
+    from cml_engine.ops import unregister
+    from cml_engine.ops.declaration.registry import load_families, registered
 
     load_families()
     before = set(registered())

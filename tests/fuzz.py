@@ -61,7 +61,7 @@ from cml_engine.ir.limits import Limits
 from cml_engine.nnef.files.writer import save, to_text
 from cml_engine.runtime.node_check import check_bits, check_nodes
 from cml_engine.runtime.session import CompileOptions, make_plan
-from cml_engine.tools.testing import SENTINEL, random_partition
+from cml_engine.testing import SENTINEL, random_partition
 from tests.campaign import FAILS, Outcome, run_cases
 from tests.fixtures import strangers
 from tests.fixtures.fuzz_graphs import FuzzCase, random_case

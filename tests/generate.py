@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 import cml_engine as cml
-from cml_engine.ops import is_registered, lookup
+from cml_engine import ops
 from cml_engine.ops.common.shapes import fact_from
-from cml_engine.tools.testing import full_attrs
+from cml_engine.ops.declaration.registry import is_registered, lookup
+from cml_engine.testing import full_attrs
 from tests.fixtures.texts import engine, operator_call
 from tests.reference.calls import SIGNATURES, SampleCall, declared_calls
 
@@ -126,7 +127,7 @@ def samples(op: str) -> tuple[SampleCall, ...]:
     calls = []
     for text in texts:
         _, operands, attrs = operator_call(text)
-        values = [rng.uniform(-1, 1, x.shape) if isinstance(x, cml.Fact) else x for x in operands]
+        values = [rng.uniform(-1, 1, x.shape) if isinstance(x, ops.Fact) else x for x in operands]
         calls.append(SampleCall(op, tuple(map(engine, values)), attrs))
     small = [c for c in declared_calls(op) if sum(a.size for a in c.arrays) < _MOST_ELEMENTS]
     return (*calls, *small)

@@ -35,11 +35,11 @@ from cml_engine.errors.arguments import ONNX_OPSET
 from cml_engine.formats.onnx.export import onnx_parts
 from cml_engine.formats.onnx.export.call import load_export_rules
 from cml_engine.formats.onnx.export.game_operators import is_compound
-from cml_engine.io.atomic_write import write_atomically
+from cml_engine.io import write_atomically
 from cml_engine.io.data_folders import cache_folder
 from cml_engine.ir.counted import counted_axes, trimmed
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph
-from cml_engine.ops import registered
+from cml_engine.ops.declaration.registry import registered
 from cml_engine.ops.declaration.spec import Tolerance
 from tests.campaign import FAILS, Outcome, run_cases
 from tests.generate import random_call

@@ -20,7 +20,7 @@ import numpy as np
 import cml_engine as cml
 from cml_engine import FrameScheduler
 from cml_engine.compiler.plan import Slice
-from cml_engine.io.atomic_write import write_atomically
+from cml_engine.io import write_atomically
 
 _TEXT = """version 1.0;
 graph net(x) -> (y)
@@ -40,7 +40,7 @@ def network(gpu: cml.Gpu, size: int, layers: int) -> cml.Session:
     names = ["x", *(f"t{k}" for k in range(1, layers + 1))]
     lines = [f"    {b} = conv({a}, w, 0.1);" for a, b in zip(names, names[1:], strict=False)]
     text = _TEXT.format(size=size, lines="\n".join(lines), layers=layers)
-    return cml.Session(cml.load(cml.MemoryModel(text, {})), gpu)
+    return cml.Session(cml.load(cml.nnef.MemoryModel(text, {})), gpu)
 
 
 class Frames:

@@ -24,7 +24,7 @@ from cml_engine.compiler.plan import Plan, Step
 from cml_engine.cooked.profiles import PROFILES
 from cml_engine.gpu.shaders.hlsl import ShaderKey, step_key
 from cml_engine.ir.graph import Graph
-from cml_engine.ops import load_families
+from cml_engine.ops.declaration.registry import load_families
 from cml_engine.runtime.session.compile_graph import CompileOptions, make_plan
 
 #: compiles a kernel variant for a card; raises one of its tools' errors

@@ -18,9 +18,9 @@ from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.cooked.profiles import PROFILES
 from cml_engine.gpu.shaders.hlsl import compile_spirv, step_key
 from cml_engine.ir.graph import Graph
-from cml_engine.ops import load_families
 from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.ops.declaration.hardware import FILE
+from cml_engine.ops.declaration.registry import load_families
 from cml_engine.runtime.session.compile_graph import CompileOptions, make_plan
 
 #: the card of the table

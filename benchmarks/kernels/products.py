@@ -22,12 +22,12 @@ from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.graph import Array, Graph
 from cml_engine.ir.layout import C4
-from cml_engine.ops import load_families, lookup
 from cml_engine.ops.conv.cases import conv_case, deconv_case
 from cml_engine.ops.conv.cpu import conv_cpu
 from cml_engine.ops.declaration.choice import VariantTable
+from cml_engine.ops.declaration.registry import load_families, lookup
 from cml_engine.ops.declaration.spec import Case
-from cml_engine.tools.testing import case_graph
+from cml_engine.testing import case_graph
 
 #: the timed run, and its FLOPs (bytes for a copy)
 Work = tuple[Callable[[], object], float]

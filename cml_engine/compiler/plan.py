@@ -239,7 +239,7 @@ class Slice(NamedTuple):
 
     Examples
     --------
-    >>> part = cml.Slice(network.program, step=0, first=0, count=2)
+    >>> part = cml.scheduler.Slice(network.program, step=0, first=0, count=2)
     """
 
     network: Any
@@ -256,7 +256,7 @@ class Timing:
 
     Examples
     --------
-    >>> def mean_ms(timings: list[cml.Timing]) -> float:
+    >>> def mean_ms(timings: list[cml.scheduler.Timing]) -> float:
     ...     return sum(timing.ms for timing in timings) / len(timings)
     """
 

@@ -26,9 +26,9 @@ from types import ModuleType
 
 from cml_engine.compiler.passes.rules import Rule, register_rule, registered_rules, unregister_rule
 from cml_engine.errors import CmlError, InputError, OperatorError
-from cml_engine.ops import OpSpec, load_families, registered, unregister
 from cml_engine.ops.declaration.game_functions import game_line, short
-from cml_engine.ops.declaration.registry import add
+from cml_engine.ops.declaration.registry import add, load_families, registered, unregister
+from cml_engine.ops.declaration.spec import OpSpec
 from cml_engine.ops.registration import registering
 
 __all__ = [
@@ -81,7 +81,7 @@ def load_file(path: str | Path) -> tuple[str, ...]:
 
     Examples
     --------
-    >>> rule = "cml.register_rule(cml.Rule('one exp', ('exp', 'exp'), lambda match: None))"
+    >>> rule = "cml.ops.register_rule(cml.ops.Rule('one exp', ('exp', 'exp'), lambda match: None))"
     >>> from cml_engine.io.atomic_write import write_atomically
     >>> write_atomically("rules.py", "import cml_engine as cml; " + rule)
     >>> names = load_file("rules.py")
@@ -98,7 +98,7 @@ def load_file(path: str | Path) -> tuple[str, ...]:
         if not registration.names:
             raise OperatorError(
                 f"{path}: registers no operator; call cml.register(cml.OpSpec(…)), or "
-                "cml.register_rule(cml.Rule(…))"
+                "cml.ops.register_rule(cml.ops.Rule(…))"
             )
     except BaseException:
         if before is not None:

@@ -10,5 +10,6 @@ from cml_engine.cooked.cook import cook
 from cml_engine.cooked.guess import DeviceGuess
 from cml_engine.cooked.load import load_cooked
 from cml_engine.cooked.profiles import PROFILES, Profile
+from cml_engine.cooked.schema import CookedLimits
 
-__all__ = ["PROFILES", "DeviceGuess", "Profile", "cook", "load_cooked"]
+__all__ = ["PROFILES", "CookedLimits", "DeviceGuess", "Profile", "cook", "load_cooked"]

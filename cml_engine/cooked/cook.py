@@ -30,9 +30,8 @@ from cml_engine.errors.arguments import check_choices, check_flag, check_instanc
 from cml_engine.gpu.shaders.hlsl import step_key
 from cml_engine.io.json_files import Json
 from cml_engine.ir.graph import Graph
-from cml_engine.ops import load_families
 from cml_engine.ops.declaration.choice import NO_VARIANTS
-from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.registry import load_families, lookup
 from cml_engine.runtime.session.compile_graph import (
     CompileOptions,
     check_storage,

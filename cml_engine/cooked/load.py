@@ -41,7 +41,7 @@ from cml_engine.io.load_limits import load_budget
 from cml_engine.io.model_source import Bytes, ModelSource, SourceFile
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.limits import Limits
-from cml_engine.ops import is_registered, load_families
+from cml_engine.ops.declaration.registry import is_registered, load_families
 
 
 def load_cooked(

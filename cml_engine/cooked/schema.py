@@ -343,7 +343,7 @@ class CookedLimits:
     Examples
     --------
     >>> data = cml.cooked.cook(graph, ["portable"])
-    >>> cml.load_cooked(data, limits=cml.CookedLimits(kernels=100)).name
+    >>> cml.load_cooked(data, limits=cml.cooked.CookedLimits(kernels=100)).name
     'net'
     """
 
@@ -365,7 +365,7 @@ class CookedLimits:
         for name, total, limit in self.exceeded(totals):
             raise OverBudget(
                 f"the cooked file states {total:,} {name}, the limit is {limit:,}. If you trust "
-                f"it: trusted=True (--trusted), or limits=cml.CookedLimits({name}={total})"
+                f"it: trusted=True (--trusted), or limits=cml.cooked.CookedLimits({name}={total})"
             )
 
 

@@ -10,12 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cml_engine.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from cml_engine.errors.arguments import FloatRange, IntegerRange
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__, {"cml_engine.errors.arguments": "FloatRange IntegerRange"}
+    )
 
 __all__ = [
     "CmlError",
     "CorruptArtifact",
     "DeviceError",
+    "FloatRange",
     "InputError",
+    "IntegerRange",
     "InternalError",
     "ModelError",
     "NeedsConstant",
@@ -127,7 +139,7 @@ class ModelError(CmlError):
     Examples
     --------
     >>> try:
-    ...     cml.load(cml.MemoryModel("version 1.0; graph g(x) -> (y) { y = relu(z); }"))
+    ...     cml.load(cml.nnef.MemoryModel("version 1.0; graph g(x) -> (y) { y = relu(z); }"))
     ... except cml.ModelError as error:
     ...     line = error.source.line
     """
@@ -139,7 +151,7 @@ class NnefSyntaxError(ModelError):
     Examples
     --------
     >>> try:
-    ...     cml.load(cml.MemoryModel("graph"))
+    ...     cml.load(cml.nnef.MemoryModel("graph"))
     ... except cml.errors.NnefSyntaxError as error:
     ...     error.source.line
     1
@@ -165,7 +177,7 @@ class ShapeError(ModelError):
     --------
     >>> text = "x = external<scalar>(shape = [2, 3]); y = matmul(x, x);"
     >>> try:
-    ...     cml.load(cml.MemoryModel(f"version 1.0; graph g(x) -> (y) {{ {text} }}"))
+    ...     cml.load(cml.nnef.MemoryModel(f"version 1.0; graph g(x) -> (y) {{ {text} }}"))
     ... except cml.errors.ShapeError as error:
     ...     error.source.line
     1
@@ -179,7 +191,7 @@ class UnsupportedOp(ModelError):
     --------
     >>> text = "x = external<scalar>(shape = [2, 3]); y = swirl(x);"
     >>> try:
-    ...     cml.load(cml.MemoryModel(f"version 1.0; graph g(x) -> (y) {{ {text} }}"))
+    ...     cml.load(cml.nnef.MemoryModel(f"version 1.0; graph g(x) -> (y) {{ {text} }}"))
     ... except cml.errors.UnsupportedOp as error:
     ...     message = str(error)
     """

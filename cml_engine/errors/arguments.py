@@ -25,18 +25,6 @@ Preset = Literal["shipping", "debug", "smallest"]
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., object])
 
-__all__ = [
-    "BUDGET_MS",
-    "FloatRange",
-    "IntegerRange",
-    "NumberRange",
-    "TIMES",
-    "check_choice",
-    "check_choices",
-    "check_flag",
-    "check_instance",
-]
-
 
 class NumberRange(ABC):
     """A range of numbers; an instance can be used as the ``type`` of an argparse argument.

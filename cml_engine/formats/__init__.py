@@ -36,7 +36,7 @@ def import_builder() -> ImportBuilder:
     'image'
     """
     from cml_engine.compiler.passes.infer import infer_node
-    from cml_engine.ops import load_families
+    from cml_engine.ops.declaration.registry import load_families
 
     load_families()
     return ImportBuilder(infer_node)

@@ -46,9 +46,11 @@ from cml_engine.nnef.expansion.fake_quantize import insert_fake_quantize
 from cml_engine.nnef.expansion.library import Library
 from cml_engine.nnef.expansion.values import Value
 from cml_engine.nnef.files.sources import is_archive
+from cml_engine.nnef.files.weights import RandomWeights
+from cml_engine.nnef.files.writer import save as save_nnef
 from cml_engine.nnef.text.parser import parse_fragments
 from cml_engine.nnef.text.printer import print_fragment
-from cml_engine.ops import is_registered, load_families, registered
+from cml_engine.ops.declaration.registry import is_registered, load_families, registered
 
 #: the tensors that a warning names
 _NAMED = 3
@@ -120,7 +122,7 @@ def load(
     """
     random = None
     if random_weights is not None:
-        random = nnef.RandomWeights(SEED.check(random_weights, "random_weights"))
+        random = RandomWeights(SEED.check(random_weights, "random_weights"))
     options = ConverterOptions(
         constants=constants or {},
         inputs=check_name_list(inputs, "inputs"),
@@ -341,7 +343,7 @@ def save(
     for name, value in (("opset", opset), ("half", half or None), ("dynamic", dynamic)):
         if value is not None:
             raise InputError(f"'{path}': {name} is for .onnx: leave it out for NNEF")
-    nnef.save(graph, path, overwrite=overwrite, declarations=registered_declarations())
+    save_nnef(graph, path, overwrite=overwrite, declarations=registered_declarations())
 
 
 #: the runs by which an integer network and its copy are compared

@@ -70,7 +70,7 @@ class Fact:
 
     Examples
     --------
-    >>> fact = cml.Fact("scalar", (1, 3, 8, 8))
+    >>> fact = cml.ops.Fact("scalar", (1, 3, 8, 8))
     >>> fact.rank, fact.size, fact.nbytes
     (4, 192, 768)
     """
@@ -111,7 +111,7 @@ class Attrs(Mapping[str, Any]):
 
     Examples
     --------
-    >>> attrs = cml.Attrs(axes=[2, 3])
+    >>> attrs = cml.ops.Attrs(axes=[2, 3])
     >>> attrs["axes"], attrs.axes
     ([2, 3], [2, 3])
     """

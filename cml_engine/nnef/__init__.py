@@ -35,21 +35,16 @@ from cml_engine.nnef.files.weights import (
     load_variables,
     retained_values_of,
 )
-from cml_engine.nnef.files.writer import save
 from cml_engine.nnef.text.lexer import SourceText
 from cml_engine.nnef.text.parser import parse_document
 from cml_engine.nnef.warning import NnefWarning
 
 __all__ = [
     "MemoryModel",
-    "NnefModel",
     "NnefWarning",
     "Param",
-    "RandomWeights",
     "Signature",
     "Weights",
-    "load",
-    "save",
     "signature",
     "standard_signatures",
     "write_tensor",

@@ -47,11 +47,11 @@ def register(spec: OpSpec, file: str | Path | None = None) -> OpSpec:
     ...     cml.OpSpec(
     ...         name="halve",
     ...         signature="fragment halve(x: tensor<scalar>) -> (y: tensor<scalar>);",
-    ...         infer=cml.same_as(0),
+    ...         infer=cml.ops.same_as(0),
     ...         cpu=lambda attrs, x: x / 2,
     ...     )
     ... )
-    >>> cml.unregister("halve")
+    >>> cml.ops.unregister("halve")
     """
     load_families()  # so that the engine's names are registered
     if find_builtin(getattr(spec, "name", "")) is spec:

@@ -18,8 +18,8 @@ from cml_engine.distributed import (
     need_extra,
     show_progress,
 )
-from cml_engine.errors.arguments import FloatRange, IntegerRange
-from cml_engine.io.atomic_write import write_atomically
+from cml_engine.errors import FloatRange, IntegerRange
+from cml_engine.io import write_atomically
 
 SEEDS = IntegerRange(0, 2**31 - 1)
 BLOCKS = IntegerRange(1, 64)

@@ -11,7 +11,7 @@ from cml_engine.demo_game.arrays import Array
 from cml_engine.demo_game.bake.planet import Planet
 from cml_engine.demo_game.world.overhead import SIDE, overhead
 from cml_engine.demo_game.world.tile import TileId
-from cml_engine.io.atomic_write import write_atomically
+from cml_engine.io import write_atomically
 
 #: the largest side of a map in pixels
 _MOST = 2048

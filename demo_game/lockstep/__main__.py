@@ -14,7 +14,7 @@ from cml_engine.demo_game.chain import load_chain
 from cml_engine.demo_game.lockstep.connection import Connection, accept, join, listen
 from cml_engine.demo_game.lockstep.play import Player, play
 from cml_engine.demo_game.tile_maker import TileMaker
-from cml_engine.errors.arguments import FloatRange, IntegerRange
+from cml_engine.errors import FloatRange, IntegerRange
 
 _LOCAL = "127.0.0.1"
 MINUTES = FloatRange(0, 1_000_000, "minutes")

@@ -6,22 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import cml_engine as cml
+from cml_engine import ops
 from cml_engine.demo_game.arrays import Array
 
-TILE = cml.Fact("integer", (1, 4))
-EXACT = cml.Tolerance(0, 0, "whole numbers")
+TILE = ops.Fact("integer", (1, 4))
+EXACT = ops.Tolerance(0, 0, "whole numbers")
 _HERE = Path(__file__).parent
 
 
 def declare(
     name: str,
     signature: str,
-    takes: Mapping[str, cml.Fact],
-    gives: Sequence[cml.Fact],
+    takes: Mapping[str, ops.Fact],
+    gives: Sequence[ops.Fact],
     cpu: Callable[..., Array | list[Array]],
     operations: int,
-    cases: Sequence[cml.Case],
-    tolerance: cml.Tolerance = EXACT,
+    cases: Sequence[ops.Case],
+    tolerance: ops.Tolerance = EXACT,
     threads: int = 0,
     group: int = 64,
 ) -> None:
@@ -31,15 +32,15 @@ def declare(
     element of the first output. ``threads`` is by default the size of the first output.
     """
 
-    def infer(attrs: cml.Attrs, *facts: cml.Fact) -> list[cml.Fact]:
+    def infer(attrs: ops.Attrs, *facts: ops.Fact) -> list[ops.Fact]:
         for (operand, expected), fact in zip(takes.items(), facts, strict=True):
             if fact != expected:
                 raise cml.ModelError(f"wanted {operand} as {expected}, got {fact}")
         return list(gives)
 
-    def cost(attrs: cml.Attrs, inputs: Sequence[cml.Fact], outputs: Sequence[cml.Fact]) -> cml.Cost:
+    def cost(attrs: ops.Attrs, inputs: Sequence[ops.Fact], outputs: Sequence[ops.Fact]) -> ops.Cost:
         read, written = (sum(fact.nbytes for fact in facts) for facts in (inputs, outputs))
-        return cml.Cost(operations * outputs[0].size, read, written)
+        return ops.Cost(operations * outputs[0].size, read, written)
 
     cml.register(
         cml.OpSpec(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-import cml_engine as cml
+from cml_engine import ops
 from cml_engine.demo_game.arrays import Array
 from cml_engine.demo_game.operators.declaring import TILE, declare
 from cml_engine.demo_game.world import exact_noise, noise
@@ -24,7 +24,7 @@ from cml_engine.demo_game.world.exact_noise import multiply_shift, shift_and_rou
 from cml_engine.demo_game.world.grids import fold, grid, half_cells
 from cml_engine.demo_game.world.tile import COARSE, COARSE_APRON, SCALE, WIDE, WIDE_APRON
 
-HEIGHTS = cml.Fact("integer", (1, 1, COARSE, COARSE))
+HEIGHTS = ops.Fact("integer", (1, 1, COARSE, COARSE))
 _LAND = (
     f"amplitudes: integer[] = {exact_noise.AMPLITUDES}, continents: integer[] = "
     f"{list(noise.CONTINENT_OCTAVES)}, ridge: integer[] = {exact_noise.RIDGE}, "
@@ -46,12 +46,12 @@ TILES = [
 AROUND = [(dz, dx) for dz in (-1, 0, 1) for dx in (-1, 0, 1) if (dz, dx) != (0, 0)]
 
 
-def _height(attrs: cml.Attrs, tile: Array) -> Array:
+def _height(attrs: ops.Attrs, tile: Array) -> Array:
     heights = exact_noise.height(grid(tile, COARSE, COARSE_APRON, SCALE))
     return heights[None, None].astype(np.int32)
 
 
-def _detail(attrs: cml.Attrs, tile: Array) -> Array:
+def _detail(attrs: ops.Attrs, tile: Array) -> Array:
     noise = exact_noise.detail(grid(tile, SCALE * COARSE, COARSE_APRON))
     return fold(noise / np.float32(256), SCALE).astype(np.float32)
 
@@ -66,7 +66,7 @@ def subtract_height(heights: Array, offsets: list[tuple[int, int]]) -> Array:
     return np.stack([heights[inner[1 + dz], inner[1 + dx]] - centre for dz, dx in offsets])
 
 
-def _relief(attrs: cml.Attrs, coarse: Array, tile: Array) -> list[Array]:
+def _relief(attrs: ops.Attrs, coarse: Array, tile: Array) -> list[Array]:
     level, heights = int(tile[0, 2]), coarse[0, 0].astype(np.int64)
     around = shift_and_round(subtract_height(heights, AROUND), level + 8) / np.float32(64)
     above = shift_and_round(heights, level + 9).clip(-127, 127) / np.float32(128)
@@ -84,16 +84,16 @@ declare(
     [HEIGHTS],
     _height,
     11 * OCTAVE,
-    [cml.Case((tile,)) for tile in TILES],
+    [ops.Case((tile,)) for tile in TILES],
 )
 declare(
     "exact_detail",
     f"(tile: tensor<integer>, {_LAND}) -> (detail: tensor<scalar>)",
     {"tile": TILE},
-    [cml.Fact("scalar", (1, SCALE * SCALE, COARSE, COARSE))],
+    [ops.Fact("scalar", (1, SCALE * SCALE, COARSE, COARSE))],
     _detail,
     4 * OCTAVE,
-    [cml.Case((tile,)) for tile in TILES],
+    [ops.Case((tile,)) for tile in TILES],
 )
 
 
@@ -111,13 +111,13 @@ declare(
     " -> (around: tensor<scalar>, above: tensor<scalar>, size: tensor<scalar>)",
     {"coarse": HEIGHTS, "tile": TILE},
     [
-        cml.Fact("scalar", (1, len(AROUND), _INNER, _INNER)),
-        cml.Fact("scalar", HEIGHTS.shape),
-        cml.Fact("scalar", (1, 1, 1, 1)),
+        ops.Fact("scalar", (1, len(AROUND), _INNER, _INNER)),
+        ops.Fact("scalar", HEIGHTS.shape),
+        ops.Fact("scalar", (1, 1, 1, 1)),
     ],
     _relief,
     10,
-    [cml.Case((make_steep_heights(COARSE, i), TILES[i])) for i in (0, 2, 3)],
+    [ops.Case((make_steep_heights(COARSE, i), TILES[i])) for i in (0, 2, 3)],
     threads=COARSE * COARSE,
 )
 
@@ -129,8 +129,8 @@ _FIRST = 5
 CUBIC = [0, 128, 0, 0, -9, 111, 29, -3, -8, 72, 72, -8, -3, 29, 111, -9]
 #: fractional bits of the upres agent's residual in cells
 RESIDUAL_BITS = 12
-GROUND = cml.Fact("integer", (1, 1, WIDE, WIDE))
-_METRES = cml.Fact("scalar", GROUND.shape)
+GROUND = ops.Fact("integer", (1, 1, WIDE, WIDE))
+_METRES = ops.Fact("scalar", GROUND.shape)
 #: samples before the first sample with features
 _CROP = 14
 _INSIDE, _SLOPES = WIDE - 2 * _CROP, WIDE - 2
@@ -141,7 +141,7 @@ ALTITUDES = [(20972, 0), (4194, 0), (3146, -192)]
 STRATA = [5079, 1917]
 
 
-def _ground(attrs: cml.Attrs, coarse: Array, residual: Array, tile: Array) -> list[Array]:
+def _ground(attrs: ops.Attrs, coarse: Array, residual: Array, tile: Array) -> list[Array]:
     upsampled, weights = coarse[0, 0].astype(np.int64), np.array(CUBIC).reshape(SCALE, 4)
     for _ in range(2):  # the second axis first, and then the other
         windows = np.lib.stride_tricks.sliding_window_view(upsampled, 4, 1)[:, _FIRST:]
@@ -166,7 +166,7 @@ def _wave(at: Array, factor: int) -> Array:
     return waved
 
 
-def _features(attrs: cml.Attrs, ground: Array, tile: Array) -> list[Array]:
+def _features(attrs: ops.Attrs, ground: Array, tile: Array) -> list[Array]:
     level, inside = int(tile[0, 2]), np.s_[_CROP : WIDE - _CROP]
     slopes = _words(shift_and_round(subtract_height(ground[0, 0], _CROSS), level + 5))
     heights = ground[0, 0, inside, inside].astype(np.int64)
@@ -203,7 +203,7 @@ declare(
     [GROUND, _METRES],
     _ground,
     50,
-    [cml.Case((make_steep_heights(COARSE, i), _residual(i), TILES[i])) for i in (0, 3)],
+    [ops.Case((make_steep_heights(COARSE, i), _residual(i), TILES[i])) for i in (0, 3)],
 )
 declare(
     "exact_features",
@@ -214,11 +214,11 @@ declare(
     " -> (slopes: tensor<scalar>, features: tensor<scalar>)",
     {"ground": GROUND, "tile": TILE},
     [
-        cml.Fact("scalar", (1, len(_CROSS), _SLOPES, _SLOPES)),
-        cml.Fact("scalar", (1, 16, _INSIDE, _INSIDE)),
+        ops.Fact("scalar", (1, len(_CROSS), _SLOPES, _SLOPES)),
+        ops.Fact("scalar", (1, 16, _INSIDE, _INSIDE)),
     ],
     _features,
     2 * OCTAVE,
-    [cml.Case((make_steep_heights(WIDE, i), tile)) for i, tile in enumerate(TILES)],
+    [ops.Case((make_steep_heights(WIDE, i), tile)) for i, tile in enumerate(TILES)],
     threads=_SLOPES * _SLOPES,
 )

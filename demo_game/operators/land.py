@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-import cml_engine as cml
+from cml_engine import ops
 from cml_engine.demo_game.arrays import Array
 from cml_engine.demo_game.operators.declaring import EXACT, TILE, declare
 from cml_engine.demo_game.world import noise
@@ -29,28 +29,28 @@ _LAND = (
 _OCTAVE = 110
 
 
-def _height(attrs: cml.Attrs, tile: Array) -> Array:
+def _height(attrs: ops.Attrs, tile: Array) -> Array:
     return noise.height(grid(tile, COARSE, COARSE_APRON, SCALE))[None, None]
 
 
-def _detail(attrs: cml.Attrs, tile: Array) -> Array:
+def _detail(attrs: ops.Attrs, tile: Array) -> Array:
     return fold(noise.detail(grid(tile, SCALE * COARSE, COARSE_APRON)), SCALE)
 
 
-def _moisture(attrs: cml.Attrs, tile: Array) -> Array:
+def _moisture(attrs: ops.Attrs, tile: Array) -> Array:
     return noise.moisture(grid(tile, WIDE, WIDE_APRON))[None, None]
 
 
-def _grain(attrs: cml.Attrs, tile: Array) -> Array:
+def _grain(attrs: ops.Attrs, tile: Array) -> Array:
     return fold(noise.grain(half_cells(tile, WIDE, WIDE_APRON)), 2)
 
 
-def _cell(attrs: cml.Attrs, tile: Array) -> Array:
+def _cell(attrs: ops.Attrs, tile: Array) -> Array:
     return np.full((1, 1, 1, 1), CELL_M * 2 ** int(tile[0, 2]), np.float32)
 
 
-def _tiles(*tiles: tuple[int, int, int, int]) -> list[cml.Case]:
-    return [cml.Case((np.array([tile], np.int32),)) for tile in tiles]
+def _tiles(*tiles: tuple[int, int, int, int]) -> list[ops.Case]:
+    return [ops.Case((np.array([tile], np.int32),)) for tile in tiles]
 
 
 _CASES = _tiles(
@@ -66,14 +66,14 @@ def _declare_land(
     shape: tuple[int, ...],
     cpu: Callable[..., Array],
     octaves: int,
-    tolerance: cml.Tolerance = EXACT,
+    tolerance: ops.Tolerance = EXACT,
     threads: int = 0,
 ) -> None:
     declare(
         f"land_{result}",
         f"(tile: tensor<integer>, {attributes}) -> ({result}: tensor<scalar>)",
         {"tile": TILE},
-        [cml.Fact("scalar", shape)],
+        [ops.Fact("scalar", shape)],
         cpu,
         octaves * _OCTAVE,
         _CASES,
@@ -89,7 +89,7 @@ _declare_land(
     (1, 1, COARSE, COARSE),
     _height,
     11,
-    cml.Tolerance(1e-6, 4e-3, _SUM),
+    ops.Tolerance(1e-6, 4e-3, _SUM),
 )
 _declare_land(
     "detail",
@@ -98,7 +98,7 @@ _declare_land(
     (1, SCALE * SCALE, COARSE, COARSE),
     _detail,
     4,
-    cml.Tolerance(1e-6, 1e-6, _SUM),
+    ops.Tolerance(1e-6, 1e-6, _SUM),
 )
 _declare_land(
     "moisture",
@@ -107,7 +107,7 @@ _declare_land(
     (1, 1, WIDE, WIDE),
     _moisture,
     4,
-    cml.Tolerance(1e-6, 1e-6, _SUM),
+    ops.Tolerance(1e-6, 1e-6, _SUM),
 )
 _declare_land(
     "grain", f"apron: integer = {WIDE_APRON}", (1, 4, WIDE, WIDE), _grain, 1, threads=WIDE * WIDE

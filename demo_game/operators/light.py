@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import cml_engine as cml
+from cml_engine import ops
 from cml_engine.demo_game.arrays import Array
 from cml_engine.demo_game.operators.declaring import EXACT, declare
 from cml_engine.demo_game.world.sun import SUN, Light
@@ -28,7 +29,7 @@ _REACH, _SOFTNESS = 15, 0.12
 _START = WIDE_APRON - FINE_APRON
 
 
-def _shading(attrs: cml.Attrs, heights: Array, cell: Array) -> Array:
+def _shading(attrs: ops.Attrs, heights: Array, cell: Array) -> Array:
     land, size = heights[0, 0], np.float32(cell.flat[0])
     surface = np.maximum(land, 0)
     dx = (_shift(land, 1, 0) - _shift(land, -1, 0)) / (2 * size)
@@ -101,7 +102,7 @@ def relight(surface: cml.Graph, light: Light) -> cml.Graph:
     The given graph stays unchanged.
     """
     nodes = tuple(
-        replace(node, attrs=cml.Attrs(node.attrs, sun=light.sun)) if node.op == "shading" else node
+        replace(node, attrs=ops.Attrs(node.attrs, sun=light.sun)) if node.op == "shading" else node
         for node in surface.nodes
     )
     return replace(surface, nodes=nodes)
@@ -114,28 +115,31 @@ declare(
     f"apron: integer = {_START}, ways: integer[] = {[n for way in _WAYS for n in way]}, "
     f"distances: integer[] = {list(_DISTANCES)}, reach: integer = {_REACH}, "
     f"softness: scalar = {_SOFTNESS}, sun: scalar[] = {list(SUN)}) -> (shading: tensor<scalar>)",
-    {"heights": cml.Fact("scalar", (1, 1, WIDE, WIDE)), "cell": cml.Fact("scalar", (1, 1, 1, 1))},
-    [cml.Fact("scalar", (1, 4, FINE, FINE))],
+    {
+        "heights": ops.Fact("scalar", (1, 1, WIDE, WIDE)),
+        "cell": ops.Fact("scalar", (1, 1, 1, 1)),
+    },
+    [ops.Fact("scalar", (1, 4, FINE, FINE))],
     _shading,
     (len(_WAYS) * len(_DISTANCES) * 6 + _REACH * 20) // 4,
     [
-        cml.Case((_make_hills(1, 20.0), _SIZE), {}, "hills"),
-        cml.Case((_make_hills(2, 400.0), 16 * _SIZE), {}, "mountains and sea"),
-        cml.Case((np.zeros((1, 1, WIDE, WIDE)), _SIZE), {}, "a plain"),
-        cml.Case((np.full((1, 1, WIDE, WIDE), -30.0), _SIZE), {}, "the sea"),
+        ops.Case((_make_hills(1, 20.0), _SIZE), {}, "hills"),
+        ops.Case((_make_hills(2, 400.0), 16 * _SIZE), {}, "mountains and sea"),
+        ops.Case((np.zeros((1, 1, WIDE, WIDE)), _SIZE), {}, "a plain"),
+        ops.Case((np.full((1, 1, WIDE, WIDE), -30.0), _SIZE), {}, "the sea"),
     ],
-    cml.Tolerance(0, 3e-4, "slopes over a narrow edge; a byte is 4e-3"),
+    ops.Tolerance(0, 3e-4, "slopes over a narrow edge; a byte is 4e-3"),
     threads=FINE * FINE,
 )
 
 
-def _infer_bytes(attrs: cml.Attrs, channels: cml.Fact) -> cml.Fact:
+def _infer_bytes(attrs: ops.Attrs, channels: ops.Fact) -> ops.Fact:
     if channels.rank != 4 or channels.shape[:2] != (1, 4):
         raise cml.ModelError(f"wanted four channels, [1, 4, height, width], got {channels}")
-    return cml.Fact("integer", (1, 1, *channels.shape[2:]))
+    return ops.Fact("integer", (1, 1, *channels.shape[2:]))
 
 
-def _pack_bytes(attrs: cml.Attrs, channels: Array) -> Array:
+def _pack_bytes(attrs: ops.Attrs, channels: Array) -> Array:
     clamped = np.clip(channels, 0, 1).astype(np.float32)
     levels = (clamped * np.float32(255) + np.float32(0.5)).astype(np.uint32)
     packed = levels[:, 0] | levels[:, 1] << 8 | levels[:, 2] << 16 | levels[:, 3] << 24
@@ -156,10 +160,10 @@ cml.register(
             trusted=True,
         ),
         cases=[
-            cml.Case((_STEPS,), {}, "beyond both ends"),
-            cml.Case(((1, 4, 3, 5),)),
-            cml.Case((np.full((1, 4, 1, 1), 1.0),), {}, "the sign bit"),
-            cml.Case((np.zeros((1, 4, 0, 8)),), {}, "nothing"),
+            ops.Case((_STEPS,), {}, "beyond both ends"),
+            ops.Case(((1, 4, 3, 5),)),
+            ops.Case((np.full((1, 4, 1, 1), 1.0),), {}, "the sign bit"),
+            ops.Case((np.zeros((1, 4, 0, 8)),), {}, "nothing"),
         ],
         tolerance=EXACT,
     )

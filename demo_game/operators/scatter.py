@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-import cml_engine as cml
+from cml_engine import ops
 from cml_engine.demo_game.arrays import Array
 from cml_engine.demo_game.operators.declaring import TILE, declare
 from cml_engine.demo_game.operators.exact import GROUND, TILES, make_steep_heights
@@ -30,9 +30,9 @@ VERTICES = 36
 #: the lowest ground with plants, in metres
 _SHORE = 1.0
 _GROUP = 256
-_DENSITY = cml.Fact("scalar", (1, 3, FINE, FINE))
-_INSTANCES = cml.Fact("scalar", (1, 1, CANDIDATES * CANDIDATES, 4))
-_DRAW = cml.Fact("integer", (1, 4))
+_DENSITY = ops.Fact("scalar", (1, 3, FINE, FINE))
+_INSTANCES = ops.Fact("scalar", (1, 1, CANDIDATES * CANDIDATES, 4))
+_DRAW = ops.Fact("integer", (1, 4))
 
 
 def choose_candidates(tile: Array) -> tuple[Array, Array, Array]:
@@ -79,7 +79,7 @@ def _pack_kept(
     return instances, np.array([[VERTICES, len(rows), 0, 0]], np.int32)
 
 
-def _scatter(attrs: cml.Attrs, density: Array, height: Array, tile: Array) -> list[Array]:
+def _scatter(attrs: ops.Attrs, density: Array, height: Array, tile: Array) -> list[Array]:
     candidates, h, random_bits = choose_candidates(tile)
     positions = candidates.astype(np.float32) / np.float32(1024) * np.float32(CELLS / CANDIDATES)
     sample = positions + np.float32(FINE_APRON)
@@ -99,11 +99,11 @@ def _bilinear(grid: Array, at: Array) -> Array:
     return mixed
 
 
-def _case(seed: int, tile: Sequence[int], low: float, high: float, note: str) -> cml.Case:
+def _case(seed: int, tile: Sequence[int], low: float, high: float, note: str) -> ops.Case:
     rng = np.random.default_rng(seed)
     density = rng.uniform(0, high, (1, 3, FINE, FINE)).astype(np.float32)
     height = rng.uniform(low, low + 50, (1, 1, FINE, FINE)).astype(np.float32)
-    return cml.Case((density, height, np.array([tile], np.int32)), {}, note)
+    return ops.Case((density, height, np.array([tile], np.int32)), {}, note)
 
 
 declare(
@@ -112,7 +112,7 @@ declare(
     f"tile: tensor<integer>, cells: integer = {CELLS}, apron: integer = {FINE_APRON}, "
     f"shore: scalar = {_SHORE}, vertices: integer = {VERTICES})"
     " -> (instances: tensor<scalar>, draw: tensor<integer>)",
-    {"density": _DENSITY, "height": cml.Fact("scalar", (1, 1, FINE, FINE)), "tile": TILE},
+    {"density": _DENSITY, "height": ops.Fact("scalar", (1, 1, FINE, FINE)), "tile": TILE},
     [_INSTANCES, _DRAW],
     _scatter,
     60,
@@ -122,7 +122,7 @@ declare(
         _case(3, (112, -5600, 0, 1), 10, 1.0, "everything stands"),
         _case(4, (0, 0, 0, 7), -90, 1.0, "the sea"),
     ],
-    cml.Tolerance(1e-6, 1e-4, "heights between samples"),
+    ops.Tolerance(1e-6, 1e-4, "heights between samples"),
     threads=_GROUP,
     group=_GROUP,
 )
@@ -137,7 +137,7 @@ _CROP = WIDE_APRON - FINE_APRON
 _STEP = CELLS // 8
 
 
-def _exact_scatter(attrs: cml.Attrs, density: Array, ground: Array, tile: Array) -> list[Array]:
+def _exact_scatter(attrs: ops.Attrs, density: Array, ground: Array, tile: Array) -> list[Array]:
     candidates, h, random_bits = choose_candidates(tile)
     positions = candidates * _STEP
     parts = (density[0] * np.float32(256)).astype(np.int64) * 4096
@@ -162,10 +162,10 @@ def _interpolate(grid: Array, at: Array) -> Array:
     return mixed
 
 
-def _exact_case(seed: int, tile: Array, high: int, note: str) -> cml.Case:
+def _exact_case(seed: int, tile: Array, high: int, note: str) -> ops.Case:
     rng = np.random.default_rng(seed)
     density = (rng.integers(0, high, _DENSITY.shape) / 256).astype(np.float32)
-    return cml.Case((density, make_steep_heights(WIDE, seed), tile), {}, note)
+    return ops.Case((density, make_steep_heights(WIDE, seed), tile), {}, note)
 
 
 declare(
@@ -175,7 +175,7 @@ declare(
     f"shore: integer = {_EXACT_SHORE}, vertices: integer = {VERTICES})"
     " -> (instances: tensor<scalar>, draw: tensor<integer>, plants: tensor<integer>)",
     {"density": _DENSITY, "ground": GROUND, "tile": TILE},
-    [_INSTANCES, _DRAW, cml.Fact("integer", _INSTANCES.shape)],
+    [_INSTANCES, _DRAW, ops.Fact("integer", _INSTANCES.shape)],
     _exact_scatter,
     60,
     [

@@ -28,7 +28,7 @@ from cml_engine.demo_game.render.binding import (
     make_pipeline,
     vertices,
 )
-from cml_engine.tools.panel.palette import Colour
+from cml_engine.panel import palette
 
 _SHADER = Path(__file__).with_name("overlay.hlsl")
 _OWNER = "overlay"
@@ -55,7 +55,9 @@ class Backend:
     object is created only for a new glyph or size, or when there is more to draw than ever before.
     """
 
-    def __init__(self, gpu: cml.Gpu, target_format: str, ground: Colour, scale: float) -> None:
+    def __init__(
+        self, gpu: cml.Gpu, target_format: str, ground: palette.Colour, scale: float
+    ) -> None:
         self._gpu, self._format = gpu, target_format
         self._ground = _linear(ground) if target_format.endswith("srgb") else ground
         stage = wgpu.ShaderStage
@@ -267,7 +269,7 @@ def _pixels_of(place: Rectangle, draw_data: imgui.ImDrawData) -> tuple[int, int,
     return (left, top, right - left, bottom - top) if right > left and bottom > top else None
 
 
-def _linear(colour: Colour) -> Colour:
+def _linear(colour: palette.Colour) -> palette.Colour:
     """Returns a colour of sRGB in linear light, as a target that converts to sRGB takes it."""
     red, green, blue = (
         c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from imgui_bundle import ImVec4, imgui
 
 from cml_engine.demo_game.game import PLANNERS, POLICIES, Controls
-from cml_engine.tools.panel import Layout, PanelSection, PanelView, drawing, palette
+from cml_engine.panel import Layout, PanelSection, PanelView, drawing, palette
 
 if TYPE_CHECKING:
     from cml_engine.demo_game.game import Game

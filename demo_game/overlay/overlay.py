@@ -14,9 +14,7 @@ from imgui_bundle import ImVec2, ImVec4, imgui
 from cml_engine.demo_game.overlay.backend import Backend
 from cml_engine.demo_game.overlay.controls import ControlsSection
 from cml_engine.demo_game.render.binding import Descriptor
-from cml_engine.tools.panel import Panel, check_titles, drawing, layout_for, palette
-from cml_engine.tools.panel.drawing import SECTIONS
-from cml_engine.tools.panel.palette import Colour
+from cml_engine.panel import Panel, check_titles, drawing, layout_for, palette
 
 if TYPE_CHECKING:
     from cml_engine.demo_game.game import Controls, Game
@@ -48,7 +46,7 @@ _KEYS = {
 
 def check_panels(titles: Sequence[str]) -> None:
     """Raises :class:`InputError` if a title names no panel of the overlay."""
-    check_titles(titles, (*SECTIONS, ControlsSection))
+    check_titles(titles, (*drawing.SECTIONS, ControlsSection))
 
 
 class Overlay:
@@ -274,7 +272,7 @@ def _apply_style(compact: bool, font_size: float) -> None:
     style.grab_min_size = 8.0
     style.indent_spacing = 10.0
     col = imgui.Col_
-    chosen: dict[imgui.Col_, Colour] = {
+    chosen: dict[imgui.Col_, palette.Colour] = {
         col.text: palette.TEXT,
         col.text_disabled: palette.DIM,
         col.window_bg: palette.faded(palette.GROUND, 0.0),  # the backend's

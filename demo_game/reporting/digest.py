@@ -12,7 +12,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from cml_engine.compiler.integer.digest import RULE_VERSION, model_digest
 from cml_engine.demo_game.agents import TileJobs
 from cml_engine.demo_game.arrays import Array
 from cml_engine.demo_game.chain import DRAWN, Chain
@@ -21,6 +20,7 @@ from cml_engine.demo_game.tile_maker import TileMaker
 from cml_engine.demo_game.world.exact_noise import WORLD_VERSION
 from cml_engine.demo_game.world.quadtree import Detail, fit_detail, select
 from cml_engine.demo_game.world.tile import TileId
+from cml_engine.integer import RULE_VERSION, model_digest
 
 #: factor that makes a network's floats integers: they are integers times powers of two
 _WORDS = 256

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 import cml_engine as cml
-from cml_engine.tools.panel import percentile
+from cml_engine.panel import percentile
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:

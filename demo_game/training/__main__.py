@@ -23,7 +23,7 @@ from cml_engine.demo_game.chain import MODELS
 from cml_engine.demo_game.training.export import build, conv_flops, import_weights, replace_model
 from cml_engine.demo_game.training.networks import AGENTS
 from cml_engine.demo_game.training.train import COURSES, Agent, Course, Maker, errors, maker, train
-from cml_engine.io.atomic_write import write_atomically
+from cml_engine.io import write_atomically
 
 #: squares of held-out worlds that errors are measured on
 HELD_SQUARES = 64

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 
 import cml_engine as cml
-from cml_engine.compiler.plugins import load_file
-from cml_engine.tools.testing import check, time_interleaved
+from cml_engine import ops
+from cml_engine.ops import load_file
+from cml_engine.testing import check, time_interleaved
 from examples.command import run_command
 
 HERE = Path(__file__).resolve().parent
@@ -26,7 +27,7 @@ def networks() -> tuple[cml.Graph, cml.Graph]:
 
     Both come from one file. The operator ``cross`` is unregistered and registered on the way.
     """
-    cml.unregister("cross")
+    ops.unregister("cross")
     composed = cml.load(MODEL)
     load_file(HERE / "cross.py")
     return composed, cml.load(MODEL)

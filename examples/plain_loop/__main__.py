@@ -26,9 +26,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import cml_engine as cml
-from cml_engine import FrameScheduler, Job
-from cml_engine.compiler.plugins import load_file
-from cml_engine.runtime.live.reloader import Reloader
+from cml_engine import FrameScheduler, Job, Reloader
+from cml_engine.ops import load_file
 from examples.plain_loop import cartoon
 from examples.plain_loop.summary import Summary
 

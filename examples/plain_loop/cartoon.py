@@ -50,7 +50,7 @@ def write(folder: Path) -> None:
 
 def load(sliders: Mapping[str, cml.Slider] | None = None) -> cml.Graph:
     """Returns the network, from ``image`` [1, 3, H, W] to ``picture`` [1, 3, H, W]."""
-    return cml.load(cml.MemoryModel(CARTOON, {}), sliders=sliders)
+    return cml.load(cml.nnef.MemoryModel(CARTOON, {}), sliders=sliders)
 
 
 def image(time: float) -> NDArray[np.float32]:

@@ -11,7 +11,7 @@ from wgpu.utils.imgui import ImguiRenderer
 
 import cml_engine as cml
 from cml_engine import FrameReport, FrameScheduler
-from cml_engine.tools.panel import Panel
+from cml_engine.panel import Panel
 
 
 class Overlay:

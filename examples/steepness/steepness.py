@@ -6,9 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import cml_engine as cml
+from cml_engine import ops
 
 
-def steepness(attrs: cml.Attrs, x: NDArray[np.float32]) -> NDArray[np.float32]:
+def steepness(attrs: ops.Attrs, x: NDArray[np.float32]) -> NDArray[np.float32]:
     """Returns, for each element, the sum of the absolute differences to its four neighbours.
 
     ``x`` is [N, C, H, W]; elements beyond the border equal those at the border.
@@ -28,11 +29,11 @@ cml.register(
         name="steepness",
         signature="fragment steepness(x: tensor<scalar>) -> (y: tensor<scalar>);",
         doc="The sum of the absolute differences to the four neighbours.",
-        infer=cml.same_as(0),
+        infer=ops.same_as(0),
         cpu=steepness,
         kernel=cml.Kernel("steepness.hlsl"),
         exact=True,
         bounds=lambda attrs, x: (0, 4 * (x.high - x.low)),
-        cases=[cml.Case(((1, 2, 5, 7),))],
+        cases=[ops.Case(((1, 2, 5, 7),))],
     )
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import cml_engine as cml
-from cml_engine.io import arrays as array_files
+from cml_engine import io
 from examples.command import run_command
 from examples.stylegan2.network import build
 from examples.stylegan2.parameters import Config, random_parameters
@@ -30,11 +30,11 @@ def write(options: argparse.Namespace) -> None:
 def run(options: argparse.Namespace) -> None:
     """Computes a picture from a random latent vector."""
     options.picture.parent.mkdir(parents=True, exist_ok=True)
-    array_files.check_place(options.picture)
+    io.check_place(options.picture)
     session = cml.Session(cml.load(options.model))
     z = np.random.default_rng(options.latent).standard_normal(session.inputs["z"].shape, np.float32)
     picture = np.clip(session.run({"z": z})["image"] / 2 + 0.5, 0, 1)
-    array_files.write_outputs({"image": options.picture}, {"image": picture})
+    io.write_outputs({"image": options.picture}, {"image": picture})
     print(f"{options.picture}: {picture.shape[3]} x {picture.shape[2]} pixels")
 
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import cml_engine as cml
-from cml_engine.errors.arguments import IntegerRange
-from cml_engine.io import arrays as array_files
+from cml_engine import io
+from cml_engine.errors import IntegerRange
 from examples.command import run_command
 from examples.terrain_diffusion.network import (
     MODEL,
@@ -28,7 +28,7 @@ OUT = Path(__file__).resolve().parents[2] / "out"
 def draw(options: argparse.Namespace) -> None:
     """Computes a map and writes its picture."""
     options.picture.parent.mkdir(parents=True, exist_ok=True)
-    array_files.check_place(options.picture)
+    io.check_place(options.picture)
     for line in fetch(MODEL):
         print(line)
     session = cml.Session(cml.load(MODEL.path, shapes=SHAPES), options.backend)
@@ -40,7 +40,7 @@ def draw(options: argparse.Namespace) -> None:
     seconds = time.perf_counter() - start
     count = len(list(squares(*canvas(shape, 0).shape[2:])))
     print(f"{count} squares in {seconds:.2f} s; heights from 0 to {heights.max():.2f} m")
-    array_files.write_outputs({"image": options.picture}, {"image": shaded(heights)})
+    io.write_outputs({"image": options.picture}, {"image": shaded(heights)})
     print(options.picture)
 
 

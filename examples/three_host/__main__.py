@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import cml_engine as cml
-from cml_engine.io.atomic_write import write_atomically
+from cml_engine.io import write_atomically
 from examples.command import run_command
 from examples.deno import find_deno
 from examples.web_world.__main__ import print_address, write_networks, write_player

@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL import Image
 
 import cml_engine as cml
-from cml_engine.io import arrays
+from cml_engine import io
 from examples.command import run_command
 from examples.upscale import assets, pictures
 
@@ -45,11 +45,11 @@ def upscale(options: argparse.Namespace) -> None:
     graph = cml.load(assets.NETWORK_PARAM.path, shapes=(1, 3, size[1], size[0]))
     session = cml.Session(graph, options.backend)
     (source,), (target,) = graph.inputs, graph.outputs
-    inputs = {source: arrays.read(out / "photo.png", source, graph.facts[source])}
+    inputs = {source: io.read(out / "photo.png", source, graph.facts[source])}
     start = time.perf_counter()
     enlarged = session.run(inputs)
     seconds = time.perf_counter() - start
-    arrays.write_outputs({target: out / "after.png"}, enlarged)
+    io.write_outputs({target: out / "after.png"}, enlarged)
     before = pictures.enlarge(small)
     print(f"{size[0]}x{size[1]} -> {before.width}x{before.height} in {seconds:.2f} s")
     print(session.rank(inputs))

@@ -17,7 +17,7 @@ import cml_engine as cml
 from cml_engine.cooked import cook
 from cml_engine.demo_game.chain import READ, READS_TILE, Chain, load_chain
 from cml_engine.demo_game.world.tile import TileId
-from cml_engine.io.atomic_write import write_atomically
+from cml_engine.io import write_atomically
 from examples.command import run_command
 
 #: the layers of a tile that are drawn, and the session that outputs each

@@ -44,7 +44,7 @@ class AdmissionError(RuntimeError):
     --------
     >>> try:
     ...     scheduler.submit(network, {"image": image}, deadline_ms=0.001, admission="refuse")
-    ... except cml.AdmissionError:
+    ... except cml.scheduler.AdmissionError:
     ...     pass  # draw the frame without it
     """
 

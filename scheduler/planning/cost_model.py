@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from cml_engine.compiler.plan import StepCost
-from cml_engine.io.atomic_write import write_atomically
+from cml_engine.io import write_atomically
 from cml_engine.io.json_files import JsonObject, finite, read_json
 from cml_engine.scheduler.planning.margin import TailMargin
 
@@ -279,7 +279,7 @@ class CostModel:
 
     Examples
     --------
-    >>> model = cml.CostModel()
+    >>> model = cml.scheduler.CostModel()
     >>> step = network.program.step_costs()[0]
     >>> model.learn([(step, step.groups)], 0.5)
     >>> round(model.predict_ms(step, step.groups), 3)

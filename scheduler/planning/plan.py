@@ -98,7 +98,7 @@ def plan_frame(state: FrameState) -> FramePlan:
 
     Examples
     --------
-    >>> scheduler.planner = cml.plan_frame  # the default
+    >>> scheduler.planner = cml.scheduler.plan_frame  # the default
     """
     if reason := state.prevented_by:
         return FramePlan((), (), reason)
@@ -196,7 +196,7 @@ def operators_per_frame(count: int | None) -> Planner:
 
     Examples
     --------
-    >>> scheduler.planner = cml.operators_per_frame(2)
+    >>> scheduler.planner = cml.scheduler.operators_per_frame(2)
     """
 
     def plan(state: FrameState) -> FramePlan:

@@ -35,7 +35,7 @@ def least_laxity(jobs: Sequence[Job], now_ms: float, rate: float) -> list[Job]:
 
     Examples
     --------
-    >>> scheduler = cml.FrameScheduler(gpu, policy=cml.least_laxity)  # the default
+    >>> scheduler = cml.FrameScheduler(gpu, policy=cml.scheduler.least_laxity)  # the default
     """
     if len(jobs) == 1:
         return [*jobs]
@@ -68,7 +68,7 @@ def fair_share(jobs: Sequence[Job], now_ms: float, rate: float) -> list[Job]:
 
     Examples
     --------
-    >>> scheduler = cml.FrameScheduler(gpu, policy=cml.fair_share)
+    >>> scheduler = cml.FrameScheduler(gpu, policy=cml.scheduler.fair_share)
     """
     return sorted(jobs, key=fair_share_key)
 
@@ -83,7 +83,7 @@ def by_priority(jobs: Sequence[Job], now_ms: float, rate: float) -> list[Job]:
 
     Examples
     --------
-    >>> scheduler = cml.FrameScheduler(gpu, policy=cml.by_priority)
+    >>> scheduler = cml.FrameScheduler(gpu, policy=cml.scheduler.by_priority)
     """
     return sorted(jobs, key=lambda j: (-j.priority, j.number))
 

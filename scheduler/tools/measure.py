@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 from cml_engine.compiler.plan import Slice
 from cml_engine.errors import InputError
 from cml_engine.ir.graph import Array
+from cml_engine.panel import percentile
 from cml_engine.runtime.session import Session
 from cml_engine.scheduler.frame_scheduler import FrameScheduler
 from cml_engine.scheduler.jobs.job import Job
 from cml_engine.scheduler.jobs.lifecycle import network_of
 from cml_engine.scheduler.planning.cost_model import CostModel
 from cml_engine.scheduler.reports import FrameReport
-from cml_engine.tools.panel import percentile
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu

@@ -16,6 +16,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from cml_engine.compiler.plan import Slice, StepCost, Timing
+from cml_engine.panel import percentile
 from cml_engine.scheduler.clock import VirtualClock
 from cml_engine.scheduler.executor import Executor, Handle
 from cml_engine.scheduler.frame_scheduler import FrameScheduler
@@ -24,7 +25,6 @@ from cml_engine.scheduler.planning.cost_model import CostModel
 from cml_engine.scheduler.planning.plan import Planner, operators_per_frame, plan_frame
 from cml_engine.scheduler.planning.policy import Policy, by_priority, least_laxity
 from cml_engine.scheduler.reports import FrameReport
-from cml_engine.tools.panel import percentile
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -474,7 +474,7 @@ def plot_outcomes(outcomes: Sequence[SimulatedRun], frame_ms: float, path: Path)
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    from cml_engine.io.atomic_write import write_atomically
+    from cml_engine.io import write_atomically
 
     figure, axes = pyplot.subplots(
         len(outcomes), 1, sharex=True, figsize=(10, 2 * len(outcomes)), squeeze=False

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cml_engine.io.atomic_write import write_atomically
+from cml_engine.io import write_atomically
 from cml_engine.io.json_files import JsonObject
 from cml_engine.scheduler.reports import FrameReport
 
@@ -85,7 +85,7 @@ def write_trace(
     Examples
     --------
     >>> reports = [scheduler.encode(encoder)]
-    >>> cml.write_trace(Path("frames.json"), reports)
+    >>> cml.scheduler.write_trace(Path("frames.json"), reports)
     """
     data = {
         "traceEvents": trace_events(reports, names, memory, places),

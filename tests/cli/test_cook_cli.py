@@ -106,7 +106,7 @@ def test_invalid_models_and_options_are_refused(folder, tmp_path, refused):
 
 
 def test_cook_warns_about_default_host_limits(folder, tmp_path, monkeypatch, run_cml):
-    few_steps = cml.CookedLimits(steps=2)
+    few_steps = cml.cooked.CookedLimits(steps=2)
     monkeypatch.setattr("cml_engine.cooked.schema.CookedLimits", lambda: few_steps)
     file = tmp_path / "net.cml"
     assert (

@@ -13,7 +13,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.compiler import plugins
-from cml_engine.ops import registered
+from cml_engine.ops.declaration.registry import registered
 from tests.fixtures.models import write_model, write_model_abc
 from tests.fixtures.pages import ROOT
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("own_operators")
 TWICE = """\
 import cml_engine as cml
 cml.register(cml.OpSpec(
-    "twice", cml.same_as(0), cpu=lambda attrs, x: 2 * x,
+    "twice", cml.ops.same_as(0), cpu=lambda attrs, x: 2 * x,
     signature="fragment twice(x: tensor<scalar>) -> (y: tensor<scalar>)",
 ))
 """

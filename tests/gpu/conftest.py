@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cml_engine.ops import load_families
+from cml_engine.ops.declaration.registry import load_families
 
 load_families()
 

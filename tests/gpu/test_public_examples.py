@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 MODULES = [
     name
     for name in re.findall(r"module:: ([\w.]+)", (ROOT / "docs" / "api.md").read_text())
-    if name != "cml_engine.tools.panel.drawing"
+    if name != "cml_engine.panel.drawing"
 ]
 TEXT = """version 1.0;
 graph net(image) -> (out)
@@ -65,7 +65,7 @@ def names(request, tmp_path, monkeypatch):
     module, thing = PUBLIC[request.param]
     random = np.random.default_rng(0)
     filter = random.standard_normal((4, 3, 3, 3), np.float32)
-    cml.save(cml.load(cml.MemoryModel(TEXT, {"filter": filter})), "net.nnef")
+    cml.save(cml.load(cml.nnef.MemoryModel(TEXT, {"filter": filter})), "net.nnef")
     graph = cml.load("net.nnef")
     image = random.random((1, 3, 8, 8), np.float32)
     namespace = vars(cml) | vars(importlib.import_module(module)) | {
@@ -77,7 +77,7 @@ def names(request, tmp_path, monkeypatch):
         gpu = request.getfixturevalue("gpu")
         namespace |= {
             "gpu": gpu, "network": cml.Session(graph, gpu), "scheduler": cml.FrameScheduler(gpu),
-            "after": cml.Session(cml.load(cml.MemoryModel(AFTER)), gpu),
+            "after": cml.Session(cml.load(cml.nnef.MemoryModel(AFTER)), gpu),
             "encoder": gpu.device.create_command_encoder(),
             "texture": create_texture(gpu.device, "rgba8unorm", 8, 8),
         }  # fmt: skip

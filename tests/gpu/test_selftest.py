@@ -5,17 +5,17 @@ import json
 import pytest
 
 from cml_engine.gpu.program.preparation import Uniforms
-from cml_engine.ops import registered
+from cml_engine.ops.declaration.registry import registered
+from cml_engine.testing import kernel_checks
 from cml_engine.tools.selftest import networks
 from cml_engine.tools.selftest.kernels import selected_checks
 from cml_engine.tools.selftest.report import SelfTestReport
-from cml_engine.tools.testing import kernel_checks
 
 OPERATOR = """\
 import cml_engine as cml
 cml.register(cml.OpSpec(
-    "own", cml.same_as(0), cpu=lambda attrs, x: x, kernel=cml.Kernel("own.hlsl"),
-    cases=[cml.Case(((1, 4, 9, 7),))],
+    "own", cml.ops.same_as(0), cpu=lambda attrs, x: x, kernel=cml.Kernel("own.hlsl"),
+    cases=[cml.ops.Case(((1, 4, 9, 7),))],
     signature="fragment own(x: tensor<scalar>) -> (y: tensor<scalar>)",
 ))
 """

@@ -65,7 +65,7 @@ def test_foreign_scheduler_package_does_not_conflict(environment, tmp_path):
         code = (
             f"import sys; sys.path.insert({place}, 'other')\n"
             "import cml_engine, scheduler\n"
-            "from cml_engine import FrameScheduler, submit_tiled\n"
+            "from cml_engine import FrameScheduler\n"
             "print(FrameScheduler.__module__, scheduler.Scheduler.__name__)"
         )
         output = environment.run("python", "-c", code, cwd=tmp_path).stdout

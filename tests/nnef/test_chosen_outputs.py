@@ -35,7 +35,7 @@ graph net(x, noise) -> (mean, drawn, both)
 @pytest.fixture
 def stateful():
     """A model with an operator that is not implemented, and a tensor file that is missing."""
-    return cml.MemoryModel(TEXT.replace("both = [drawn, mean]", "both = drawn * mean"),
+    return cml.nnef.MemoryModel(TEXT.replace("both = [drawn, mean]", "both = drawn * mean"),
                            {"w": WEIGHTS})  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def test_weights_of_tensors_that_are_not_read_are_allowed(tmp_path):
     header = '{"aw":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},' \
              '"bw":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}}'  # fmt: skip
     data = len(header).to_bytes(8, "little") + header.encode() + np.arange(4, dtype="f4").tobytes()
-    graph = cml.load(cml.MemoryModel(text + "}"), weights=data, outputs=["b"])
+    graph = cml.load(cml.nnef.MemoryModel(text + "}"), weights=data, outputs=["b"])
     assert graph.constants["bw"].tolist() == [2, 3]
 
 

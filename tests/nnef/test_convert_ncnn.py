@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine import ops
 from cml_engine.errors import CmlError, InputError, ModelError
 from cml_engine.formats.ncnn.ncnn_model import REFUSED
 from cml_engine.ir.graph import Fact
@@ -454,7 +455,7 @@ WARP = cml.OpSpec(
     signature="fragment rife_Warp(image: tensor<scalar>, flow: tensor<scalar>, mode: integer = 0,"
     " gain: scalar = 1.0, axes: integer[] = [], mirrored: logical = false)"
     " -> (y: tensor<scalar>);",
-    infer=cml.same_as(0),
+    infer=ops.same_as(0),
     cpu=lambda attrs, image, flow: image + attrs.gain * flow.mean(axis=1, keepdims=True),
 )
 
@@ -465,7 +466,7 @@ def own_layers():
         cml.register(spec)
     yield
     for spec in (FOCUS, WARP):
-        cml.unregister(spec.name)
+        ops.unregister(spec.name)
 
 
 def test_own_layers_are_registered_operators(own_layers, convert_lines, rng, tmp_path):

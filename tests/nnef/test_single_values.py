@@ -48,7 +48,7 @@ def loaded_in_little_memory(model):
 
 def test_many_large_constants_of_one_value_take_little():
     """They would take 14 GB. An optimized graph reads one of them, which has the result's shape."""
-    graph = loaded_in_little_memory(cml.MemoryModel(chain(COUNT, MANY)))
+    graph = loaded_in_little_memory(cml.nnef.MemoryModel(chain(COUNT, MANY)))
     assert graph.facts["y"].shape == (MANY,)
     assert all(array.strides == (0,) for array in graph.constants.values())
     tracemalloc.start()
@@ -62,11 +62,11 @@ def test_many_large_constants_of_one_value_take_little():
 
 def test_one_constant_beyond_the_limit_is_refused():
     with pytest.raises(cml.ModelError, match="a constant of 60,000,000 elements needs 240,000,000"):
-        cml.load(cml.MemoryModel(chain(1, MANY)), limits=cml.LoadLimits(memory=100 << 20))
+        cml.load(cml.nnef.MemoryModel(chain(1, MANY)), limits=cml.LoadLimits(memory=100 << 20))
 
 
 def test_results_are_those_of_written_out_constants(backend):
-    graph = cml.load(cml.MemoryModel(chain(3, SOME)))
+    graph = cml.load(cml.nnef.MemoryModel(chain(3, SOME)))
     plain = graph.with_(constants={n: np.array(a) for n, a in graph.constants.items()})
     found, expected = (
         cml.Session(made, backend).run({"x": np.float32([0.25])})["y"] for made in (graph, plain)
@@ -91,7 +91,7 @@ def test_every_kind_of_reader_sees_the_value(call, backend):
         f"x = external<scalar>(shape = {shape}); c = constant(shape = [{SOME}], value = [1.5]); "
         f"y = {call}; }}"
     )
-    graph = cml.load(cml.MemoryModel(text))
+    graph = cml.load(cml.nnef.MemoryModel(text))
     plain = graph.with_(constants={n: np.array(a) for n, a in graph.constants.items()})
     x = np.linspace(-2, 3, shape[0], dtype=np.float32)
     for options in (CompileOptions(), CompileOptions(without=frozenset({"single_values"}))):
@@ -101,7 +101,7 @@ def test_every_kind_of_reader_sees_the_value(call, backend):
 
 def test_a_variable_that_is_updated_is_no_constant():
     text = chain(1, SOME).replace("s0 = add", "n = add(c0, 1.0); s0 = add")
-    graph = cml.load(cml.MemoryModel(text))
+    graph = cml.load(cml.nnef.MemoryModel(text))
     graph = graph.with_(updates=(("c0", "n"),))
     session = cml.Session(graph, "cpu")
     for expected in (0.5, 1.5, 2.5):
@@ -110,7 +110,7 @@ def test_a_variable_that_is_updated_is_no_constant():
 
 @pytest.mark.parametrize("suffix", ["nnef", "onnx"])
 def test_written_models_stay_small(tmp_path, suffix):
-    graph = cml.load(cml.MemoryModel(chain(3, SOME)))
+    graph = cml.load(cml.nnef.MemoryModel(chain(3, SOME)))
     path = tmp_path / f"m.{suffix}"
     cml.save(graph, path)
     files = [path] if path.is_file() else list(path.iterdir())
@@ -150,5 +150,5 @@ def test_constants_of_onnx(nodes):
 
 def test_constants_of_other_values_are_stored_as_they_are():
     text = chain(1, 4).replace("value = [0.5]", "value = [1.0, 2.0, 3.0, 4.0]")
-    graph = cml.load(cml.MemoryModel(text))
+    graph = cml.load(cml.nnef.MemoryModel(text))
     assert graph.constants["c0"].tolist() == [1, 2, 3, 4]

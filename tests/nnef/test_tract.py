@@ -131,7 +131,7 @@ def result_of(body, head=""):
         f"version 1.0;\nextension tract_registry tract_core;\n{head}graph g(x) -> (y)\n"
         f"{{\n    x = external(shape = [S, 3]);\n{body}\n}}\n"
     )
-    graph = cml.load(cml.MemoryModel(text), shapes={"x": (2, 3)})
+    graph = cml.load(cml.nnef.MemoryModel(text), shapes={"x": (2, 3)})
     return cml.Session(graph, "cpu").run({"x": np.ones((2, 3), np.float32)})["y"]
 
 

@@ -15,7 +15,7 @@ from tests.fixtures.models import write_model
 TEXT = """version 1.0;
 graph g(x) -> (y) { x = external<scalar>(shape = [1, 3]); y = relu(x); }
 """
-GRAPH = cml.load(cml.MemoryModel(TEXT, {}))
+GRAPH = cml.load(cml.nnef.MemoryModel(TEXT, {}))
 INPUTS = [
     (None, "inputs: wanted a dictionary of arrays by name, {'image': array}, got None"),
     ("x.npy", "inputs: wanted a dictionary of arrays by name"),
@@ -131,7 +131,7 @@ def broken(*values):
 
 
 def load(w, b=FINE[:1]):
-    return cml.load(cml.MemoryModel(LINEAR, {"w": w, "b": b}))
+    return cml.load(cml.nnef.MemoryModel(LINEAR, {"w": w, "b": b}))
 
 
 @pytest.mark.parametrize(

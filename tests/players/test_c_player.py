@@ -316,7 +316,7 @@ def test_c_example_shows_the_network_output(folder, gpu):
     The network swaps red and blue.
     """
     swap = np.eye(3, dtype=np.float32)[::-1].reshape(3, 3, 1, 1)
-    graph = cml.load(cml.MemoryModel(TWICE, {"filter": np.ascontiguousarray(swap)}))
+    graph = cml.load(cml.nnef.MemoryModel(TWICE, {"filter": np.ascontiguousarray(swap)}))
     file, picture = written(folder, "twice", graph, player=True), folder / "scene.ppm"
     run = run_play(build("scene.c", device=True), file, picture, "40", "2")
     assert run.returncode == 0, run.stderr

@@ -7,7 +7,8 @@ from itertools import zip_longest
 
 import pytest
 
-from cml_engine import FrameScheduler, VirtualClock
+from cml_engine import FrameScheduler
+from cml_engine.scheduler import VirtualClock
 from cml_engine.scheduler.planning.policy import by_priority, fair_share, least_laxity
 from cml_engine.scheduler.tools.replay import replay
 from cml_engine.scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep

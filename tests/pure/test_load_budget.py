@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine import ops
 from cml_engine.io import arrays, load_limits
 from cml_engine.io.arrays import read_samples
 from cml_engine.io.load_limits import Budget, LoadLimits, OverBudget, current_budget, load_budget
@@ -29,7 +30,7 @@ def test_limits_that_cannot_be_read_are_refused(text):
         LoadLimits.parse(text)
 
 
-@pytest.mark.parametrize("limits", [LoadLimits, cml.CookedLimits])
+@pytest.mark.parametrize("limits", [LoadLimits, cml.cooked.CookedLimits])
 @pytest.mark.parametrize("value", [0, -1, 1.5, "8G", None, True])
 def test_limits_are_integers_above_0(limits, value):
     with pytest.raises(cml.InputError, match=f"{limits.__name__}: steps is .*: wanted an integer"):
@@ -75,7 +76,7 @@ SMALL = LoadLimits(memory=32 * 2**20, steps=200_000)
 
 
 def nnef_of(body):
-    return cml.MemoryModel(f"{GRAPH}{body}    y = relu(x);\n}}\n")
+    return cml.nnef.MemoryModel(f"{GRAPH}{body}    y = relu(x);\n}}\n")
 
 
 @pytest.mark.parametrize(
@@ -127,9 +128,9 @@ def test_compressed_inputs_exceeding_limits_are_refused(tmp_path, monkeypatch, k
         np.save(path, zeros)
     monkeypatch.setenv(load_limits.VARIABLE, "memory=10M")
     with pytest.raises(cml.InputError, match=f"x.{kind}.* needs 20,000,[0-9]+ bytes"):
-        arrays.read(path, "x", cml.Fact("scalar", zeros.shape))
+        arrays.read(path, "x", ops.Fact("scalar", zeros.shape))
     with pytest.raises(cml.InputError, match=f"x.{kind}.* needs 20,000,[0-9]+ bytes"):
-        read_samples({"x": path}, {"x": cml.Fact("scalar", zeros.shape)})
+        read_samples({"x": path}, {"x": ops.Fact("scalar", zeros.shape)})
 
 
 def test_safetensors_with_a_long_header_are_refused(tmp_path):

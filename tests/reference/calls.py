@@ -12,9 +12,9 @@ import numpy as np
 
 from cml_engine.cpu.compare import compare
 from cml_engine.nnef.expansion.signatures import STDLIB, operator_signatures
-from cml_engine.ops import is_registered, load_families, lookup
+from cml_engine.ops.declaration.registry import is_registered, load_families, lookup
 from cml_engine.ops.declaration.spec import Tolerance
-from cml_engine.tools.testing import case_graph
+from cml_engine.testing import case_graph
 from tests.fixtures import texts
 from tests.reference.formulas import FORMULAS, wanted
 

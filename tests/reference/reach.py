@@ -6,8 +6,8 @@ import numpy as np
 
 import cml_engine as cml
 from cml_engine.compiler.planning.dispatches import PlanOptions
-from cml_engine.ops import is_registered
 from cml_engine.ops.declaration.choice import NO_VARIANTS
+from cml_engine.ops.declaration.registry import is_registered
 from tests.fixtures.texts import engine, outputs_of, write_text
 
 #: finite values that show which results depend on an element: moderate ones, and large ones of both

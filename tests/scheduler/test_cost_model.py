@@ -7,8 +7,9 @@ import warnings
 
 import pytest
 
-from cml_engine import CostModel, FrameScheduler, VirtualClock
+from cml_engine import FrameScheduler
 from cml_engine.io import json_files as json_files
+from cml_engine.scheduler import CostModel, VirtualClock
 from cml_engine.scheduler.planning.cost_model import _DEFAULTS, FirstGuess
 from cml_engine.scheduler.planning.plan import operators_per_frame, plan_frame
 from cml_engine.scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cml_engine import fair_share
+from cml_engine.scheduler import fair_share
 from tests.fixtures.frames import simulated
 from tests.scheduler.test_queues import POLICIES
 

@@ -5,7 +5,8 @@ from functools import partial
 
 import pytest
 
-from cml_engine import FrameScheduler, InputError, VirtualClock
+from cml_engine import FrameScheduler, InputError
+from cml_engine.scheduler import VirtualClock
 from cml_engine.scheduler.jobs.job import Job
 from cml_engine.scheduler.tools.simulate import SimGpu, SimNetwork
 from tests.fixtures.frames.simulated import (

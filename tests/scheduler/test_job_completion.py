@@ -8,7 +8,8 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from cml_engine import CmlError, FrameScheduler, InputError, VirtualClock
+from cml_engine import CmlError, FrameScheduler, InputError
+from cml_engine.scheduler import VirtualClock
 from cml_engine.scheduler.tools.simulate import SimGpu
 from tests.fixtures.frames.simulated import FRAME, network, run_frame, run_until_ended
 

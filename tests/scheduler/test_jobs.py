@@ -7,15 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from cml_engine import (
-    AdmissionError,
-    FixedBudget,
-    FrameScheduler,
-    SpareBudget,
-    VirtualClock,
-    by_priority,
-)
+from cml_engine import FixedBudget, FrameScheduler, SpareBudget
 from cml_engine.errors import InputError
+from cml_engine.scheduler import AdmissionError, VirtualClock, by_priority
 from cml_engine.scheduler.clock import SteadyClock
 from cml_engine.scheduler.tools.simulate import Arrival, SimGpu, simulate
 from tests.fixtures.frames.simulated import FRAME, Loop, network, taught

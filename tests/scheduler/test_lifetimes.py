@@ -5,7 +5,8 @@ import weakref
 
 import pytest
 
-from cml_engine import AdmissionError, FrameScheduler, InputError, VirtualClock
+from cml_engine import FrameScheduler, InputError
+from cml_engine.scheduler import AdmissionError, VirtualClock
 from cml_engine.scheduler.tools.simulate import SimGpu
 from tests.fixtures.frames.simulated import FRAME, run_frame, run_frames, run_until_ended
 from tests.fixtures.frames.simulated import network as any_network

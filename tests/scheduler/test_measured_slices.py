@@ -3,7 +3,8 @@ read."""
 
 import pytest
 
-from cml_engine import CostModel, FrameScheduler, VirtualClock
+from cml_engine import FrameScheduler
+from cml_engine.scheduler import CostModel, VirtualClock
 from cml_engine.scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
 
 STEPS, FRAME_MS = 10, 1000 / 60

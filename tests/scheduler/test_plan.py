@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from cml_engine import CostModel, FrameScheduler, VirtualClock, least_laxity, plan_frame
+from cml_engine import FrameScheduler
+from cml_engine.scheduler import CostModel, VirtualClock, least_laxity, plan_frame
 from cml_engine.scheduler.planning.plan import FramePlan
 from cml_engine.scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
 from tests.scheduler.test_queues import POLICIES, random_host

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cml_engine import by_priority, fair_share, least_laxity
+from cml_engine.scheduler import by_priority, fair_share, least_laxity
 from cml_engine.scheduler.jobs.job_list import Heap
 from cml_engine.scheduler.recording import decisions_of
 from cml_engine.scheduler.tools.simulate import Noise, SimGpu

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from cml_engine import FrameScheduler, InputError, VirtualClock, least_laxity
+from cml_engine import FrameScheduler, InputError
+from cml_engine.scheduler import VirtualClock, least_laxity
 from cml_engine.scheduler.planning.plan import operators_per_frame, plan_frame
 from cml_engine.scheduler.recording import _FORMAT, Recording
 from cml_engine.scheduler.tools.replay import replay

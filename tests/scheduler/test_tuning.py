@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from cml_engine import FrameScheduler, Tuning, VirtualClock
-from cml_engine.runtime.tuning.trial import Trial
+from cml_engine import FrameScheduler, Tuning
+from cml_engine.scheduler import VirtualClock
 from cml_engine.scheduler.tools.simulate import EXACT, Noise, SimGpu, SimNetwork, SimStep
+from cml_engine.tuning.trial import Trial
 from tests.fixtures.frames.turns import turns
 
 BUDGET = 2.0

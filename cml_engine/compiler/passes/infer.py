@@ -147,7 +147,7 @@ def _facts(node: Node, spec: OpSpec, result: object) -> list[Fact]:
         return facts
     error_type = OperatorError if spec.is_custom else InternalError
     raise error_type(
-        f"{node.title}: its infer function gave {result!r}; wanted a cml.Fact of "
+        f"{node.title}: its infer function gave {result!r}; wanted a cml.ops.Fact of "
         f"{', '.join(NUMPY_DTYPE)} and a tuple of whole numbers, or a list of them",
         node.source,
     )

@@ -106,7 +106,7 @@ class Rule:
 
     Examples
     --------
-    >>> rule = cml.Rule("relu twice", ("relu", "relu"), lambda match: match.first.outputs[0])
+    >>> rule = cml.ops.Rule("relu twice", ("relu", "relu"), lambda match: match.first.outputs[0])
     """
 
     name: str
@@ -124,8 +124,8 @@ def register_rule(rule: Rule) -> Rule:
 
     Examples
     --------
-    >>> rule = cml.Rule("negate twice", ("neg", "neg"), lambda match: match.first.inputs[0])
-    >>> rule = cml.register_rule(rule)
+    >>> rule = cml.ops.Rule("negate twice", ("neg", "neg"), lambda match: match.first.inputs[0])
+    >>> rule = cml.ops.register_rule(rule)
     """
     _check_rule(rule)
     _REGISTERED.insert(0, rule)

@@ -311,7 +311,9 @@ def check_dispatches(spec: OpSpec, op: Lowering, lowered: Sequence[object]) -> N
 
 def _check_form(spec: OpSpec, op: Lowering, dispatch: object) -> Dispatch:
     if not isinstance(dispatch, Dispatch):
-        raise _wrong(spec, op, f"gives {dispatch!r}, wanted a cml.Dispatch: op.launch(…) makes one")
+        raise _wrong(
+            spec, op, f"gives {dispatch!r}, wanted a cml.ops.Dispatch: op.launch(…) makes one"
+        )
     groups, writes = dispatch.groups, dispatch.writes
     if not is_whole(groups) or groups < 0:
         raise _wrong(spec, op, f"wants {groups!r} workgroups; wanted a whole number")
@@ -320,7 +322,9 @@ def _check_form(spec: OpSpec, op: Lowering, dispatch: object) -> Dispatch:
     kernel: object = dispatch.kernel
     cost: object = dispatch.cost
     if not isinstance(kernel, Kernel | None) or not isinstance(cost, Cost | None):
-        raise _wrong(spec, op, "has a kernel or a cost of another type than cml.Kernel, cml.Cost")
+        raise _wrong(
+            spec, op, "has a kernel or a cost of another type than cml.Kernel, cml.ops.Cost"
+        )
     return dispatch
 
 
@@ -387,7 +391,7 @@ def _own_cost(spec: OpSpec, node: Node, inputs: list[Fact], outputs: list[Fact])
     with located(node.source), calling(spec.is_custom, "cost", node_fault(node)):
         cost: object = spec.cost(node.attrs, inputs, outputs)
     if not isinstance(cost, Cost) or not all(0 <= n < inf for n in (cost.flops, cost.bytes)):
-        raise fault(spec, f"its cost function gave {cost!r}; wanted a cml.Cost", node.source)
+        raise fault(spec, f"its cost function gave {cost!r}; wanted a cml.ops.Cost", node.source)
     return cost
 
 

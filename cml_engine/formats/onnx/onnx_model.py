@@ -22,7 +22,7 @@ from cml_engine.formats.onnx.weight_uses import find_weight_uses
 from cml_engine.io.file_kinds import HEAD_BYTES, foreign_file, foreign_text
 from cml_engine.io.model_source import Bytes, ModelSource, SourceFile, file_source, shown
 from cml_engine.ir.graph import Array, Graph, Shapes
-from cml_engine.nnef import RandomWeights
+from cml_engine.nnef.files.weights import RandomWeights
 
 
 class OnnxModel:

@@ -116,7 +116,7 @@ def is_archive(data: Bytes) -> bool:
     if _NNEF_TEXT.match(head):
         raise InputError(
             f"these {len(data):,} bytes are NNEF's text, which has no weights in it: wanted the "
-            "bytes of an .onnx or a .tgz, or cml.MemoryModel(text, {label: array})"
+            "bytes of an .onnx or a .tgz, or cml.nnef.MemoryModel(text, {label: array})"
         )
     return False
 
@@ -175,7 +175,7 @@ class MemoryModel:
     --------
     >>> text = '''version 1.0;
     ... graph twice(x) -> (y) { x = external<scalar>(shape = [1, 4]); y = mul(x, 2.0); }'''
-    >>> cml.load(cml.MemoryModel(text)).outputs
+    >>> cml.load(cml.nnef.MemoryModel(text)).outputs
     ('y',)
     """
 

@@ -262,7 +262,7 @@ def _check_functions(spec: OpSpec) -> None:
     _check_tolerance(spec)
     for case in spec.cases:
         if not isinstance(case, Case):
-            raise fault(spec, f"cases must be cml.Case objects, got {case!r}")
+            raise fault(spec, f"cases must be cml.ops.Case objects, got {case!r}")
 
 
 def _check_expression(spec: OpSpec) -> None:
@@ -292,7 +292,7 @@ def _check_tolerance(spec: OpSpec) -> None:
             raise fault(
                 spec,
                 f"its tolerance is {tolerance!r}; wanted a number such as 1e-5, or "
-                "cml.Tolerance(rtol=1e-5, atol=1e-6)",
+                "cml.ops.Tolerance(rtol=1e-5, atol=1e-6)",
             )
         if not 0 <= part < inf:
             raise fault(spec, f"its tolerance must be of finite numbers, 0 or more: {tolerance!r}")

@@ -70,7 +70,7 @@ def unregister(name: str) -> None:
 
     Examples
     --------
-    >>> cml.unregister("double")
+    >>> cml.ops.unregister("double")
     """
     spec = _REGISTRY.pop(name, None)
     if spec is not None and spec.is_custom and name in _BUILTIN:

@@ -43,7 +43,7 @@ class Cost:
 
     Examples
     --------
-    >>> cml.Cost(flops=2e6, read=4096, written=1024).bytes
+    >>> cml.ops.Cost(flops=2e6, read=4096, written=1024).bytes
     5120
     """
 
@@ -90,7 +90,7 @@ class Dispatch:
 
     Examples
     --------
-    >>> dispatch = cml.Dispatch(groups=16, tensors=("x", "y"), params={"count": 1024})
+    >>> dispatch = cml.ops.Dispatch(groups=16, tensors=("x", "y"), params={"count": 1024})
     """
 
     groups: int
@@ -209,7 +209,7 @@ class Tolerance:
 
     Examples
     --------
-    >>> cml.Tolerance(rtol=1e-5, atol=1e-6, why="a subtraction and a root").rtol
+    >>> cml.ops.Tolerance(rtol=1e-5, atol=1e-6, why="a subtraction and a root").rtol
     1e-05
     """
 
@@ -236,7 +236,7 @@ class Case:
 
     Examples
     --------
-    >>> cml.Case(((1, 3, 17, 9),), {"seed": 7}).attrs
+    >>> cml.ops.Case(((1, 3, 17, 9),), {"seed": 7}).attrs
     {'seed': 7}
     """
 
@@ -263,7 +263,7 @@ class Random:
 
     Examples
     --------
-    >>> case = cml.Case((cml.Random((1, 3, 8, 8), low=0.0),))
+    >>> case = cml.ops.Case((cml.ops.Random((1, 3, 8, 8), low=0.0),))
     """
 
     shape: tuple[int, ...]
@@ -353,8 +353,8 @@ def same_as(position: int) -> Infer:
 
     Examples
     --------
-    >>> infer = cml.same_as(0)
-    >>> infer(cml.Attrs(), cml.Fact("scalar", (1, 4))).shape
+    >>> infer = cml.ops.same_as(0)
+    >>> infer(cml.ops.Attrs(), cml.ops.Fact("scalar", (1, 4))).shape
     (1, 4)
     """
 
@@ -536,7 +536,7 @@ class OpSpec:
     >>> double = cml.OpSpec(
     ...     name="double",
     ...     signature="fragment double(x: tensor<scalar>) -> (y: tensor<scalar>);",
-    ...     infer=cml.same_as(0),
+    ...     infer=cml.ops.same_as(0),
     ...     cpu=lambda attrs, x: 2 * x,
     ... )
     """

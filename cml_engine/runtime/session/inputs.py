@@ -70,7 +70,7 @@ class Words:
 
     Examples
     --------
-    >>> pixels = cml.Words(np.zeros((1, 3, 8, 8), np.uint8))
+    >>> pixels = cml.integer.Words(np.zeros((1, 3, 8, 8), np.uint8))
     """
 
     array: Array
@@ -79,8 +79,8 @@ class Words:
         dtype = getattr(self.array, "dtype", type(self.array).__name__)
         if dtype not in (np.uint8, np.int8):
             raise InputError(
-                f"cml.Words: wanted a NumPy array of uint8 or int8, got {dtype}. Give numbers as "
-                "they are, without cml.Words"
+                f"cml.integer.Words: wanted a NumPy array of uint8 or int8, got {dtype}. Give "
+                "numbers as they are, without cml.integer.Words"
             )
 
 
@@ -105,7 +105,7 @@ def take_words(graph: Graph, plan: Plan | None, inputs: Mapping[str, Any]) -> di
     for name, array in words.items():
         if name not in conversions:
             raise InputError(
-                f"input '{name}': cml.Words is for inputs of integer networks, which are "
+                f"input '{name}': cml.integer.Words is for inputs of integer networks, which are "
                 f"{', '.join(conversions) or 'none here'}. Give an array of numbers"
             )
         check_shape(name, graph.facts[name], array.shape)

@@ -28,7 +28,7 @@ from cml_engine.errors.arguments import (
 from cml_engine.ir.counted import counted_axes, trimmed
 from cml_engine.ir.graph import Array, Fact, Graph, Slider
 from cml_engine.ir.textures import TextureInput, on_device
-from cml_engine.ops import load_families
+from cml_engine.ops.declaration.registry import load_families
 from cml_engine.runtime.live.replacement import Replacement, check_interface
 from cml_engine.runtime.rank import (
     AblationReport,

@@ -21,8 +21,8 @@ from cml_engine.nnef.expansion.signatures import (
 from cml_engine.nnef.text.parser import BUILTINS
 from cml_engine.nnef.text.printer import print_fragment
 from cml_engine.nnef.text.syntax_tree import Binary, Fragment, Unary, called_operators, expressions
-from cml_engine.ops import load_families, registered
 from cml_engine.ops.declaration.checks import signature_of
+from cml_engine.ops.declaration.registry import load_families, registered
 from cml_engine.ops.declaration.spec import OpSpec
 from cml_engine.ops.declaration.variant import kernel_families
 

@@ -11,7 +11,7 @@ from cml_engine.runtime.session import Session
 from cml_engine.scheduler.frame_scheduler import FrameScheduler
 from cml_engine.scheduler.jobs.job import Job
 from cml_engine.scheduler.planning.plan import FramePlan, FrameState, planned_slice
-from cml_engine.tools.testing import SENTINEL
+from cml_engine.testing import SENTINEL
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu

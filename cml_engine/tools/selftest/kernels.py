@@ -9,10 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from cml_engine.ir.limits import Limits
-from cml_engine.ops import load_families
-from cml_engine.ops.declaration.registry import lookup, registered
+from cml_engine.ops.declaration.registry import load_families, lookup, registered
+from cml_engine.testing import KernelCheck, kernel_checks
 from cml_engine.tools.selftest.context import SelfTest
-from cml_engine.tools.testing import KernelCheck, kernel_checks
 
 #: threads that build kernels, and the checks that they prepare before their turn
 _THREADS = min(os.cpu_count() or 1, 8)

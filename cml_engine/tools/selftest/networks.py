@@ -19,11 +19,11 @@ from cml_engine.ir.graph import Array, Graph
 from cml_engine.ops.declaration.choice import TunedChoice, VariantTable
 from cml_engine.runtime.node_check import check_bits, check_nodes, random_words
 from cml_engine.runtime.session import CompileOptions, Session, random_inputs
-from cml_engine.runtime.tuning import Bench, tune
 from cml_engine.tools.selftest import random_networks
 from cml_engine.tools.selftest.context import SelfTest
 from cml_engine.tools.selftest.frame_loop import FrameLoop
 from cml_engine.tools.selftest.random_networks import RandomNetwork
+from cml_engine.tuning import Bench, tune
 
 #: the demo's networks with floats that need no operators of the demo
 _AGENTS = ("upres", "texture", "population")

@@ -25,7 +25,7 @@ from tests.fixtures.cooked import (
 )
 
 pytestmark = pytest.mark.skipif(compilers.version() is None, reason="no HLSL compiler to cook with")
-ENDLESS = cml.CookedLimits(1 << 64, 1 << 64, 1 << 64, 1 << 64)
+ENDLESS = cml.cooked.CookedLimits(1 << 64, 1 << 64, 1 << 64, 1 << 64)
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_compressed_bomb_is_refused_before_unpacking(cooked, name):
     with pytest.raises(OverBudget, match=f"{BOMBS[name]}, the limit is .*trusted=True"):
         cml.load_cooked(data)
     with pytest.raises(OverBudget):
-        cml.load_cooked(data, trusted=True, limits=cml.CookedLimits())
+        cml.load_cooked(data, trusted=True, limits=cml.cooked.CookedLimits())
 
 
 def test_kernels_do_not_share_their_code(cooked):

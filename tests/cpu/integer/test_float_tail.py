@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.compiler.integer.digest import run_digest
 from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
+from cml_engine.integer import run_digest
 from tests.cpu.integer.test_quantize import samples_of
 from tests.fixtures.graphs import Net
 from tests.fixtures.integer.networks import IntegerNet, line

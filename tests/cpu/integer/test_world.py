@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.compiler.integer.digest import run_digest
 from cml_engine.demo_game.chain import MODELS, load_chain
 from cml_engine.demo_game.lockstep.__main__ import address
 from cml_engine.demo_game.lockstep.connection import Connection
@@ -24,6 +23,7 @@ from cml_engine.demo_game.reporting.digest import (
 from cml_engine.demo_game.tile_maker import TileMaker
 from cml_engine.demo_game.training import integer
 from cml_engine.demo_game.world.tile import TileId
+from cml_engine.integer import run_digest
 from cml_engine.runtime.node_check import random_words
 from cml_engine.tools.selftest.networks import integer_digests
 from tests.fixtures.integer.world import TILES

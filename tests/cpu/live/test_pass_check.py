@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-import cml_engine as cml
+from cml_engine import ops
 from cml_engine.compiler.optimize import STAGES
 from cml_engine.compiler.passes.rules import unregister_rule
 from cml_engine.runtime import inspection as checking
@@ -52,7 +52,7 @@ def test_wrong_game_rule_is_attributed_to_the_rules_pass():
     def wrong(match):
         return match.node("neg", match.last.inputs, match.last.attrs)
 
-    rule = cml.register_rule(cml.Rule("abs is neg", ("abs",), wrong))
+    rule = ops.register_rule(ops.Rule("abs is neg", ("abs",), wrong))
     try:
         report = check_passes(*small())
     finally:

@@ -74,7 +74,7 @@ graph net(image, style) -> (y)
 
 
 def two(backend="cpu", **options):
-    return cml.Session(cml.load(cml.MemoryModel(TWO)), backend, retain=True, **options)
+    return cml.Session(cml.load(cml.nnef.MemoryModel(TWO)), backend, retain=True, **options)
 
 
 def test_retained_input_without_value_is_required():
@@ -104,7 +104,7 @@ def test_failed_run_invalidates_retained_values():
 
 
 def test_ordinary_session_requires_all_inputs():
-    session = cml.Session(cml.load(cml.MemoryModel(TWO)), "cpu")
+    session = cml.Session(cml.load(cml.nnef.MemoryModel(TWO)), "cpu")
     session.run(arrays(["image", "style"], 0))
     with pytest.raises(cml.InputError, match="input 'image' is missing"):
         session.run(arrays(["style"], 0))
@@ -125,7 +125,7 @@ def test_rank_given_times_dependent_operators_only():
     assert "relu" not in str(only) and "sigmoid" in str(only)
     with pytest.raises(cml.InputError, match="has no input 'stile'; did you mean 'style'"):
         session.rank(given=["stile"])
-    usual = cml.Session(cml.load(cml.MemoryModel(TWO)), "cpu")
+    usual = cml.Session(cml.load(cml.nnef.MemoryModel(TWO)), "cpu")
     with pytest.raises(cml.InputError, match="make it with retain=True"):
         usual.rank(given=["style"])
     with pytest.raises(cml.InputError, match="retain: wanted True or False, got 1"):
@@ -189,7 +189,7 @@ def test_reshaped_session_has_retained_tensors():
     text = (
         "version 1.0; graph n(x) -> (y) {x = external(shape=[1,2]); a = x + 1.0; y = relu(a) * a;}"
     ).replace("version 1.0;", "version 1.0;\nextension KHR_enable_operator_expressions;\n")
-    graph = cml.load(cml.MemoryModel(text))
+    graph = cml.load(cml.nnef.MemoryModel(text))
     session = cml.Session(graph, "cpu", cml.CompileOptions(keep=("a",))).reshaped({"x": (1, 3)})
     session.run({"x": np.ones((1, 3), np.float32)})
     assert_array_equal(session.tensor("a"), [[2, 2, 2]])

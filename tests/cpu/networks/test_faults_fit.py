@@ -12,7 +12,7 @@ from functools import cache
 
 import pytest
 
-from cml_engine.ops import load_families, registered
+from cml_engine.ops.declaration.registry import load_families, registered
 from tests import plant
 from tests.fixtures.faults import FAULTS
 

@@ -141,7 +141,7 @@ def test_invalid_calls_of_the_builder_are_refused(network):
 
 
 def halves(attrs, xs):
-    return [cml.Fact(xs.dtype, (*xs.shape[:-1], xs.shape[-1] // 2))] * 2
+    return [cml.ops.Fact(xs.dtype, (*xs.shape[:-1], xs.shape[-1] // 2))] * 2
 
 
 #: operators of a game by name: their declaration, and a call of each with the tensor ``x``
@@ -186,10 +186,10 @@ OWN = {
 @pytest.fixture(params=OWN)
 def own_call(request):
     declaration, call = OWN[request.param]
-    cml.unregister(request.param)
+    cml.ops.unregister(request.param)
     cml.register(cml.OpSpec(request.param, **declaration))
     yield call
-    cml.unregister(request.param)
+    cml.ops.unregister(request.param)
 
 
 def test_a_registered_operator_is_called_in_a_built_and_in_an_edited_graph(own_call, tmp_path):
@@ -234,4 +234,4 @@ def test_random_weights_of_a_registered_operator_have_the_role_of_their_paramete
         (values,) = cml.load(tmp_path / "own.nnef", random_weights=1).constants.values()
         assert values.min() > 0
     finally:
-        cml.unregister("own_norm")
+        cml.ops.unregister("own_norm")

@@ -37,7 +37,7 @@ def graph(rng):
     shapes = {"f": (40, 12, 3, 3), "scale": (1, 40), "d": (40, 20, 2, 2), "p": (24, 70),
               "m": (70, 33)}  # fmt: skip
     arrays = {k: rng.standard_normal(s, np.float32) for k, s in shapes.items()}
-    return cml.load(cml.MemoryModel(TEXT, arrays))
+    return cml.load(cml.nnef.MemoryModel(TEXT, arrays))
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def sample(graph, rng):
 @pytest.mark.parametrize(("bits", "most", "share"), [(8, 0.01, 0.35), (4, 0.11, 0.24)])
 def test_quantized_weights(graph, sample, bits, most, share, tmp_path):
     """Filters and matrices shrink with small errors; the saved model has the same weights."""
-    made, report = cml.quantize_weights(graph, [sample], bits)
+    made, report = cml.integer.quantize_weights(graph, [sample], bits)
     stored = {n: b for n, a in made.constants.items() if (b := weight_blocks(a))}
     assert {n: (b.axis, b.size) for n, b in stored.items()} == {
         "f": (1, 12), "d": (0, 32), "p": (0, 24), "m": (0, 32),
@@ -69,7 +69,7 @@ def test_quantized_weights(graph, sample, bits, most, share, tmp_path):
     size = np.sqrt(np.mean(np.square(expected)))
     off = cml.Session(graph, "cpu").run(sample)["y"] - expected
     assert np.sqrt(np.mean(np.square(off))) / size == pytest.approx(report.error, rel=0.1)
-    same, unchanged = cml.quantize_weights(again, [sample], bits)
+    same, unchanged = cml.integer.quantize_weights(again, [sample], bits)
     assert unchanged.error == 0 and unchanged.after == report.after
 
 
@@ -133,7 +133,7 @@ def test_blocks_of_any_size_take_memory_of_the_weights_only(rng):
 
 def test_folding_keeps_blocks(graph, sample):
     """A product per channel goes into the scales; the codes stay."""
-    made, _ = cml.quantize_weights(graph, [sample], 8)
+    made, _ = cml.integer.quantize_weights(graph, [sample], 8)
     small = optimize(made)
     (conv,) = [node for node in small.nodes if node.op == "conv"]
     blocks = weight_blocks(small.constants[conv.inputs[1]])
@@ -145,7 +145,7 @@ def test_folding_keeps_blocks(graph, sample):
 
 def test_pickled_weights_keep_their_blocks(graph, sample):
     """A worker of a cluster, which gets a pickled graph, runs the same kernels."""
-    made, _ = cml.quantize_weights(graph, [sample], 4)
+    made, _ = cml.integer.quantize_weights(graph, [sample], 4)
     again = pickle.loads(pickle.dumps(made))
     for name, array in made.constants.items():
         assert_array_equal(again.constants[name], array)
@@ -168,7 +168,7 @@ def test_command(graph, tmp_path, run_cml, refused):
 
 
 def test_info_says_which_weights_are_unpacked(graph, sample, tmp_path, run_cml):
-    made, _ = cml.quantize_weights(graph, [sample], 8)
+    made, _ = cml.integer.quantize_weights(graph, [sample], 8)
     cml.save(made, tmp_path / "net")
     printed = run_cml(f"info {tmp_path}/net").out
     assert "3 of 4 operators read their weights in 8 or 4 bits" in printed
@@ -179,6 +179,6 @@ def test_info_says_which_weights_are_unpacked(graph, sample, tmp_path, run_cml):
 
 def test_wrong_arguments(graph, sample, tmp_path):
     with pytest.raises(cml.InputError, match="bits 5: wanted 8 or 4"):
-        cml.quantize_weights(graph, [sample], 5)
+        cml.integer.quantize_weights(graph, [sample], 5)
     with pytest.raises(cml.InputError, match="0 samples: wanted at least 1"):
-        cml.quantize_weights(graph, [])
+        cml.integer.quantize_weights(graph, [])

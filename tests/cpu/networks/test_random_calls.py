@@ -6,8 +6,8 @@
 import numpy as np
 import pytest
 
-from cml_engine.ops import is_registered, lookup
-from cml_engine.tools.testing import full_attrs
+from cml_engine.ops.declaration.registry import is_registered, lookup
+from cml_engine.testing import full_attrs
 from tests import prove
 from tests.generate import random_call, samples
 from tests.reference import calls

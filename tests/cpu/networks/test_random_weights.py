@@ -28,7 +28,7 @@ def deep(shape, call):
         lines.append(f"w{i} = variable<scalar>(shape = {shape}, label = 'layer{i}/w');")
         lines.append(f"t{i + 1} = {call.format(i).replace('w', f'w{i}', 1)};")
     body = "\n".join(lines)
-    return cml.MemoryModel(f"version 1.0;\ngraph deep(t0) -> (t{DEPTH})\n{{\n{body}\n}}\n")
+    return cml.nnef.MemoryModel(f"version 1.0;\ngraph deep(t0) -> (t{DEPTH})\n{{\n{body}\n}}\n")
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -73,18 +73,18 @@ graph g(x) -> (y)
 
 def test_only_missing_weights_are_random():
     given = np.ones((2, 3), np.float32)
-    graph = cml.load(cml.MemoryModel(TEXT, {"w": given}), random_weights=0)
+    graph = cml.load(cml.nnef.MemoryModel(TEXT, {"w": given}), random_weights=0)
     np.testing.assert_array_equal(graph.constants["w"], given)
     assert graph.constants["i"].tolist() == [0, 0] and graph.constants["m"].dtype == np.bool_
     assert graph.notes[-1].startswith("weights    RANDOM (seed 0): 2 tensors, 8 values")
     tensors = {"w": given, "i": np.zeros(2, np.int32), "m": given > 0}
-    graph = cml.load(cml.MemoryModel(TEXT, tensors), random_weights=0)
+    graph = cml.load(cml.nnef.MemoryModel(TEXT, tensors), random_weights=0)
     assert graph.notes[-1].startswith("weights    all are there")
-    assert cml.load(cml.MemoryModel(TEXT, tensors)).notes == ()
+    assert cml.load(cml.nnef.MemoryModel(TEXT, tensors)).notes == ()
 
 
 def test_oversized_random_weights_are_refused():
     text = TEXT.replace("[2, 3]", "[65536, 8192]").replace("    s =", "    v = variable(shape ="
         " [65536, 65535], label = 'v');\n    z = copy(v);\n    s =")  # fmt: skip
     with pytest.raises(CmlError, match="random weights of .* needs|elements"):
-        cml.load(cml.MemoryModel(text), random_weights=0)
+        cml.load(cml.nnef.MemoryModel(text), random_weights=0)

@@ -10,12 +10,13 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import cml_engine as cml
+from cml_engine import ops
 from cml_engine.compiler.optimize import STAGES, optimize
 from cml_engine.compiler.passes.rules import Rule, register_rule, unregister_rule
-from cml_engine.compiler.plugins import load_file
 from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.ir.graph import Attrs
-from cml_engine.ops import load_families, lookup
+from cml_engine.ops import load_file
+from cml_engine.ops.declaration.registry import load_families, lookup
 from cml_engine.runtime.session import CompileOptions
 from tests.fixtures.graphs import BLOCKS, Net, random_graph
 
@@ -37,13 +38,13 @@ def overridden(name, kernel=None):
         several = not isinstance(results, np.ndarray | np.generic)
         return [r + 1 for r in results] if several else results + 1
 
-    cml.unregister(name)
+    ops.unregister(name)
     try:
         made = cml.register(cml.OpSpec(name, ours.infer, cpu=more, kernel=kernel))
         assert made.is_custom
         yield
     finally:
-        cml.unregister(name)
+        ops.unregister(name)
         assert lookup(name) is ours
 
 
@@ -141,8 +142,8 @@ def test_ops_file_may_replace_an_engine_operator(tmp_path):
     file = tmp_path / "mine.py"
     text = """
 import cml_engine as cml
-cml.unregister("relu")
-cml.register(cml.OpSpec("relu", cml.same_as(0), cpu=lambda attrs, x: x + 1))
+cml.ops.unregister("relu")
+cml.register(cml.OpSpec("relu", cml.ops.same_as(0), cpu=lambda attrs, x: x + 1))
 """
     file.write_text(text)
     try:
@@ -152,7 +153,7 @@ cml.register(cml.OpSpec("relu", cml.same_as(0), cpu=lambda attrs, x: x + 1))
         with pytest.raises(cml.CmlError, match="mine.py:5"):
             load_file(file)
         assert lookup("relu").is_custom  # a bad edit keeps the previous operator
-        cml.unregister("relu")
+        ops.unregister("relu")
         assert lookup("relu") is ours
     finally:
-        cml.unregister("relu") if lookup("relu") is not ours else None
+        ops.unregister("relu") if lookup("relu") is not ours else None

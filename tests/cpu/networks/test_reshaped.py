@@ -25,7 +25,7 @@ graph net(x) -> (y)
 @pytest.fixture
 def model(rng):
     filters = {"w": rng.standard_normal((16, 8, 3, 3)), "v": rng.standard_normal((16, 16, 1, 1))}
-    return cml.MemoryModel(TEXT, {k: v.astype(np.float32) for k, v in filters.items()})
+    return cml.nnef.MemoryModel(TEXT, {k: v.astype(np.float32) for k, v in filters.items()})
 
 
 def ways(session):

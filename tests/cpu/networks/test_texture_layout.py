@@ -26,7 +26,7 @@ graph net(image, depth, vector) -> (bright, mask, label, copied)
 
 def graph(rng):
     filters = rng.standard_normal((3, 3, 3, 3), np.float32)
-    return cml.load(cml.MemoryModel(TEXT, {"f": filters}))
+    return cml.load(cml.nnef.MemoryModel(TEXT, {"f": filters}))
 
 
 def inputs(rng):
@@ -76,7 +76,7 @@ def test_a_network_in_texture_layout_is_saved_and_loaded(rng, tmp_path):
 
 def test_texture_layout_avoids_existing_names(rng):
     text = TEXT.replace("convolved", "image_nchw").replace("mask", "image_rgb")
-    plain = cml.load(cml.MemoryModel(text, {"f": np.zeros((3, 3, 3, 3), np.float32)}))
+    plain = cml.load(cml.nnef.MemoryModel(text, {"f": np.zeros((3, 3, 3, 3), np.float32)}))
     changed = channels_last(plain, rgba=True)
     assert "image_nchw_" in changed.facts and "image_rgb_" in changed.facts
     cml.Session(changed, "cpu")
@@ -90,4 +90,4 @@ def test_texture_layout_avoids_existing_names(rng):
 def test_a_model_without_pictures(shape, rgba, message):
     text = f"version 1.0;\ngraph g(x) -> (y) {{ x = external(shape = {shape}); y = relu(x); }}"
     with pytest.raises(InputError, match=message):
-        channels_last(cml.load(cml.MemoryModel(text)), rgba=rgba)
+        channels_last(cml.load(cml.nnef.MemoryModel(text)), rgba=rgba)

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from cml_engine.ir.graph import Attrs
-from cml_engine.ops import load_families
-from cml_engine.ops.declaration.registry import lookup
-from cml_engine.tools.testing import full_attrs
+from cml_engine.ops.declaration.registry import load_families, lookup
+from cml_engine.testing import full_attrs
 from tests.fixtures.texts import operator_call
 
 load_families()

@@ -12,17 +12,17 @@ import cml_engine as cml
 from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Attrs, Fact
-from cml_engine.ops import load_families, register
+from cml_engine.ops import register
 from cml_engine.ops.conv import cpu_channels_last, cpu_winograd
 from cml_engine.ops.conv.cases import CONV_CASES, conv_case
 from cml_engine.ops.conv.cpu import conv_cpu
 from cml_engine.ops.conv.shapes import conv_shape
-from cml_engine.ops.declaration.registry import formula_of, lookup, registered
+from cml_engine.ops.declaration.registry import formula_of, load_families, lookup, registered
 from cml_engine.ops.declaration.scratch import Scratch
 from cml_engine.ops.declaration.spec import OpSpec, same_as
 from cml_engine.ops.elementwise.elementwise import erf, in_place
 from cml_engine.ops.elementwise.in_place import apply_in_place
-from cml_engine.tools.testing import case_graph
+from cml_engine.testing import case_graph
 from tests.fixtures.graphs import BLOCKS, Net
 from tests.fixtures.texts import operator_call
 from tests.fuzz import evaluate

@@ -6,9 +6,8 @@ import pytest
 from cml_engine.compiler.passes.infer import infer_node
 from cml_engine.errors import InputError, ModelError
 from cml_engine.ir.graph import Attrs, Node
-from cml_engine.ops import load_families
-from cml_engine.ops.declaration.registry import lookup
-from cml_engine.tools.testing import full_attrs
+from cml_engine.ops.declaration.registry import load_families, lookup
+from cml_engine.testing import full_attrs
 from tests.fixtures.texts import operator_call
 
 load_families()

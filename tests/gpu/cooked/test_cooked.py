@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.compiler.integer.digest import run_digest
+from cml_engine import ops
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.layouts import choose_layout
 from cml_engine.compiler.planning.lower import lower
 from cml_engine.cooked import PROFILES, cook
+from cml_engine.integer import run_digest
 from cml_engine.ir.limits import Limits
 from tests.cpu.integer.test_files import INPUT, small_net
 from tests.fixtures import no_compiler
@@ -91,7 +92,7 @@ def test_all_types_and_empty_tensors(backend):
     empty = relu(none);
     }
     """
-    model = cml.load(cml.MemoryModel(text, {"limit": np.zeros((1, 4), np.float32)}))
+    model = cml.load(cml.nnef.MemoryModel(text, {"limit": np.zeros((1, 4), np.float32)}))
     inputs = {
         "x": np.linspace(-1, 1, 36, dtype=np.float32).reshape(1, 4, 3, 3),
         "n": np.arange(-3, 3, dtype=np.int32).reshape(2, 3),
@@ -236,7 +237,7 @@ def test_game_kernels_are_cooked_without_numpy_functions(gpu, own_operators):
     model = load_expression("squares(x)", 1, 4, 4, 4)
     expected = cml.Session(model, gpu).run(x)
     data = cook(model)
-    cml.unregister("squares")
+    ops.unregister("squares")
     cooked = own(data)
     assert cooked.cooked_form.meta["custom"] == ["squares"]
     same_bits(cml.Session(cooked, gpu).run(x), expected)
@@ -249,7 +250,7 @@ def test_plan_of_16_bit_arithmetic_is_refused_where_the_device_has_none(
 ):
     declare("void kernel(uint i) { half v = half(x[i]); y[i] = v * v; }", "squares")
     cooked = own(cook(load_expression("squares(x)", 1, 4, 4, 4), player=True))
-    cml.unregister("squares")
+    ops.unregister("squares")
     set_limits(half_arithmetic=False)
     with raises(cml.StaleArtifact, "compute in 16 bits, which the device does not"):
         cml.Session(cooked, gpu)
@@ -296,7 +297,7 @@ def built(text, **variables):
     inputs = ", ".join(name for name in ("x", "n") if f"{name} = external" in text)
     operators = "extension KHR_enable_operator_expressions;"
     document = f"version 1.0;\n{operators}\ngraph net({inputs}) -> (y)\n{{{text}\n}}\n"
-    return cml.load(cml.MemoryModel(document, variables))
+    return cml.load(cml.nnef.MemoryModel(document, variables))
 
 
 def worst(cooked, gpu):

@@ -9,7 +9,7 @@ from cml_engine.demo_game.agents import tile_input
 from cml_engine.demo_game.chain import MODELS
 from cml_engine.demo_game.operators.scatter import CANDIDATES, VERTICES
 from cml_engine.demo_game.world.tile import CELLS, COARSE, SCALE, WIDE, TileId
-from cml_engine.tools.testing import check
+from cml_engine.testing import check
 
 OPERATORS = (
     "land_height", "land_detail", "land_moisture", "land_grain", "land_cell",

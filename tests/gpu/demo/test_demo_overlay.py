@@ -18,11 +18,11 @@ from cml_engine.demo_game.chain import load_chain
 from cml_engine.demo_game.game import Controls
 from cml_engine.demo_game.overlay.overlay import Overlay
 from cml_engine.demo_game.world.tile import TileId
+from cml_engine.panel import FrameLog, FrameSample, drawing, palette
+from cml_engine.panel.drawing import SECTIONS
+from cml_engine.panel.drawing import widgets as drawn_widgets
+from cml_engine.panel.drawing.ranking import details
 from cml_engine.scheduler.reports import SliceReport
-from cml_engine.tools.panel import FrameLog, FrameSample, drawing, palette
-from cml_engine.tools.panel.drawing import SECTIONS
-from cml_engine.tools.panel.drawing import widgets as drawn_widgets
-from cml_engine.tools.panel.drawing.ranking import details
 from tests.fixtures.frames.host import creations
 from tests.fixtures.frames.turns import turns
 from tests.fixtures.memory import held_bytes

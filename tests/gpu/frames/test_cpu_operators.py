@@ -13,7 +13,7 @@ import wgpu
 from numpy.testing import assert_allclose, assert_array_equal
 
 import cml_engine as cml
-from cml_engine import FrameScheduler
+from cml_engine import FrameScheduler, ops
 from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.cooked.cook import cook
 from cml_engine.runtime.node_check import check_nodes
@@ -81,7 +81,7 @@ def gate(own_operators):
     declare(signature="sort_rows", cpu=gate)
     declare(
         signature="count_positive",
-        infer=lambda attrs, x: cml.Fact("scalar", (1,)),
+        infer=lambda attrs, x: ops.Fact("scalar", (1,)),
         cpu=lambda attrs, x: np.array([(x > 0).sum()], np.float32),
     )
     yield gate
@@ -92,7 +92,7 @@ def gate(own_operators):
 def graph(gate):
     rng = np.random.default_rng(0)
     weights = {n: rng.standard_normal((8, 8, 3, 3), np.float32) / 8 for n in ("w1", "w2")}
-    return cml.load(cml.MemoryModel(TEXT, {"s": np.ones(SHAPE, np.float32), **weights}))
+    return cml.load(cml.nnef.MemoryModel(TEXT, {"s": np.ones(SHAPE, np.float32), **weights}))
 
 
 @pytest.fixture

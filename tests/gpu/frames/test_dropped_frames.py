@@ -48,7 +48,7 @@ def graph(decay, recurrent, on_cpu):
     update = "u = update(s, t);" if recurrent else ""
     halve = "halve(x)" if on_cpu else "x * 0.5"
     text = TEXT.format(decay=decay, update=update, halve=halve)
-    return cml.load(cml.MemoryModel(text, {"s": np.full(4, FIRST, np.float32)}))
+    return cml.load(cml.nnef.MemoryModel(text, {"s": np.full(4, FIRST, np.float32)}))
 
 
 @dataclass

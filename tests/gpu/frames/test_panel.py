@@ -8,15 +8,15 @@ pytest.importorskip("imgui_bundle")
 from imgui_bundle import imgui
 
 import cml_engine as cml
-from cml_engine.tools.panel import Panel, PanelSection
-from cml_engine.tools.panel.frames import OperatorTimes
+from cml_engine.panel import Panel, PanelSection
+from cml_engine.panel.frames import OperatorTimes
 from tests.fixtures.frames.turns import turns
 from tests.fixtures.models import SCALED
 
 
 def load(text=SCALED):
     strength = cml.Slider("scaled.y", 0.0, 4.0, "how much")
-    return cml.load(cml.MemoryModel(text), sliders={"strength": strength})
+    return cml.load(cml.nnef.MemoryModel(text), sliders={"strength": strength})
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ graph net(x) -> (y)
 
 
 def test_each_type_of_slider_has_its_widget_and_tells_its_moves(gpu, host, screen, monkeypatch):
-    graph = cml.load(cml.MemoryModel(CONTROLLED), sliders=CONTROLS)
+    graph = cml.load(cml.nnef.MemoryModel(CONTROLLED), sliders=CONTROLS)
     told = []
     sessions = {"net": cml.Session(graph, gpu)}
     panel = Panel(host.scheduler, sessions, on_change=lambda *what: told.append(what))

@@ -8,8 +8,9 @@ import wgpu
 from numpy.testing import assert_allclose, assert_array_equal
 
 import cml_engine as cml
-from cml_engine import Fact, InputError
+from cml_engine import InputError
 from cml_engine.ir.textures import FORMATS
+from cml_engine.ops import Fact
 from tests.fixtures.frames.host import Host, creations, native_objects, run_net
 from tests.fixtures.texels import create_texture, submitted, texels_of, texture_of, write_texels
 

@@ -13,9 +13,9 @@ import pytest
 import wgpu
 
 import cml_engine as cml
-from cml_engine import CostModel
 from cml_engine.compiler.plan import Slice
 from cml_engine.gpu.timing.frame_timer import PassTimer
+from cml_engine.scheduler import CostModel
 from cml_engine.scheduler.planning.cost_model import FirstGuess
 from cml_engine.scheduler.planning.plan import operators_per_frame
 from tests.fixtures.frames.host import Host

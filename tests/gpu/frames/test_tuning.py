@@ -18,7 +18,7 @@ from cml_engine.compiler.tuning_tables import Record, save
 from cml_engine.gpu.device import PipelineCache
 from cml_engine.io.data_folders import tuning_file
 from cml_engine.ops.declaration.choice import VariantTable
-from cml_engine.runtime.tuning import Bench, tune
+from cml_engine.tuning import Bench, tune
 from tests.fixtures.frames.host import Host
 from tests.fixtures.frames.turns import turns
 from tests.fixtures.graphs import Net, check_session

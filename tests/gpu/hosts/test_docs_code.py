@@ -17,10 +17,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 
 import cml_engine as cml
-from cml_engine import FrameScheduler
+from cml_engine import FrameScheduler, ops
 from cml_engine.compiler.passes.rules import registered_rules, unregister_rule
-from cml_engine.compiler.plugins import load_file
-from cml_engine.tools.testing import check
+from cml_engine.ops import load_file
+from cml_engine.testing import check
 from tests.fixtures.frames.host import Host, open_device
 from tests.fixtures.frames.turns import turns
 from tests.fixtures.graphs import Net
@@ -321,10 +321,10 @@ def test_the_example_of_several_passes_sums_a_tensor(gpu, own_operators):
     exec(example(OPERATORS, "op.scratch(groups)"), page)
     declare(
         signature="total",
-        infer=lambda attrs, x: cml.Fact("scalar", (1,)),
+        infer=lambda attrs, x: ops.Fact("scalar", (1,)),
         cpu=lambda attrs, x: x.sum(keepdims=True).reshape(1),
         kernel=cml.Kernel(source=SUM_KERNEL, lower=page["lower"]),
-        cases=[cml.Case(((n,),)) for n in (1, 64, 65, 5000)],
+        cases=[ops.Case(((n,),)) for n in (1, 64, 65, 5000)],
     )
     assert check("total", gpu).compared
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import cml_engine as cml
-from cml_engine.compiler.integer.digest import run_digest
 from cml_engine.demo_game.chain import load_chain
 from cml_engine.demo_game.reporting.digest import tile_digest
 from cml_engine.demo_game.tile_maker import TileMaker
 from cml_engine.demo_game.training.integer import INTEGER
+from cml_engine.integer import run_digest
 from cml_engine.runtime.node_check import check_bits, random_words
 from cml_engine.tools.selftest.networks import integer_digests
 from tests.fixtures.integer.world import TILES
@@ -31,7 +31,7 @@ SWIFTSHADER = [
 ]
 DIGESTS_HERE = """
 import cml_engine as cml
-from cml_engine.compiler.integer.digest import run_digest
+from cml_engine.integer import run_digest
 from cml_engine.runtime.node_check import random_words
 from cml_engine.demo_game.training.integer import INTEGER
 from cml_engine.tools.selftest.networks import integer_digests

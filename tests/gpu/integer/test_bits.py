@@ -11,16 +11,16 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import cml_engine as cml
-from cml_engine.compiler.integer.digest import run_digest
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.errors import InputError, RangeError
+from cml_engine.integer import run_digest
 from cml_engine.ir.layout import C4I8
 from cml_engine.ops.declaration.choice import TunedChoice, VariantTable
 from cml_engine.runtime import node_check
 from cml_engine.runtime.node_check import check_bits
 from cml_engine.runtime.node_check import random_words as random_inputs
-from cml_engine.tools.testing import check_graph
+from cml_engine.testing import check_graph
 from tests.cpu.integer.test_quantize import block, samples_of
 from tests.fixtures.integer.calls import CALLS, STEP
 from tests.fixtures.integer.networks import IntegerNet, line, random_words

@@ -6,6 +6,7 @@ import wgpu
 from numpy.testing import assert_array_equal
 
 import cml_engine as cml
+from cml_engine import ops
 from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.gpu.memory import tensors
 from tests.fixtures.frames.host import Host
@@ -45,7 +46,7 @@ def in_buffer(gpu, array, usage=wgpu.BufferUsage.STORAGE):
     data = np.concatenate([np.full(3, 7, np.float32), array.reshape(-1)])
     usage |= wgpu.BufferUsage.COPY_SRC
     buffer = gpu.device.create_buffer_with_data(data=data, usage=usage)
-    return gpu.tensor(buffer, 12, cml.Fact("scalar", array.shape))
+    return gpu.tensor(buffer, 12, ops.Fact("scalar", array.shape))
 
 
 @pytest.mark.parametrize("how", [{"signed": False}, {"bits": 16}, {"bits": 16, "signed": False}])
@@ -78,7 +79,7 @@ def test_words_give_the_bits_of_the_numbers_that_round_to_them(how, dtype, gpu, 
         words[words == -128] = -127  # the words of 8 signed bits are symmetric
     x = (words * np.float32(0.3)).astype(np.float32)
     expected = expected_of(graph, x, 250)
-    inputs, host = {"x": cml.Words(words)}, Host(gpu)
+    inputs, host = {"x": cml.integer.Words(words)}, Host(gpu)
     by_step = cml.CompileOptions(plan=PlanOptions(packed_inputs=False))
     packed = cml.Session(graph, gpu)
     for session in (cml.Session(graph, "cpu"), cml.Session(graph, gpu, by_step), packed):
@@ -98,20 +99,20 @@ def test_words_that_do_not_fit_are_refused(backend):
     with pytest.raises(cml.InputError, match="its words are 0 to 255, got -3 to 0"):
         words = np.zeros(SHAPE, np.int8)
         words[0, 0, 0, 0] = -3
-        session.run({"x": cml.Words(words)})
+        session.run({"x": cml.integer.Words(words)})
     with pytest.raises(cml.InputError, match="input 'x': wanted shape"):
-        session.run({"x": cml.Words(np.zeros((2, 6), np.uint8))})
+        session.run({"x": cml.integer.Words(np.zeros((2, 6), np.uint8))})
     with pytest.raises(cml.InputError, match="wanted a NumPy array of uint8 or int8, got int32"):
-        cml.Words(np.zeros(SHAPE, np.int32))
+        cml.integer.Words(np.zeros(SHAPE, np.int32))
     with pytest.raises(cml.InputError, match="uint8 or int8, got list"):
-        cml.Words([1, 2])
+        cml.integer.Words([1, 2])
 
 
 def test_float_networks_take_no_words():
     text = "version 1.0; graph net(x) -> (y) { x = external<scalar>(shape = [2]); y = exp(x); }"
-    session = cml.Session(cml.load(cml.MemoryModel(text)), "cpu")
-    with pytest.raises(cml.InputError, match="cml.Words is for inputs of integer networks"):
-        session.run({"x": cml.Words(np.zeros(2, np.uint8))})
+    session = cml.Session(cml.load(cml.nnef.MemoryModel(text)), "cpu")
+    with pytest.raises(cml.InputError, match="cml.integer.Words is for inputs of integer networks"):
+        session.run({"x": cml.integer.Words(np.zeros(2, np.uint8))})
 
 
 def test_textures_and_job_outputs_are_quantized_in_frames(gpu):

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine import ops
 from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
-from cml_engine.compiler.plugins import load_file
 from cml_engine.errors import OperatorError, RangeError
+from cml_engine.ops import load_file
 from cml_engine.runtime.node_check import check_bits, random_words
-from cml_engine.tools.testing import check
+from cml_engine.testing import check
 from tests.cpu.integer.test_quantize import samples_of
 from tests.fixtures.graphs import Net
 from tests.fixtures.integer.networks import IntegerNet, line
@@ -24,11 +25,11 @@ def own(source, function, name="own", **more):
     """Registers an operator of one tensor that computes ``source`` on the GPU and ``function``
     in NumPy."""
     spec = {
-        "infer": cml.same_as(0),
+        "infer": ops.same_as(0),
         "cpu": lambda attrs, x: function(x),
         "kernel": cml.Kernel(source=f"void kernel(uint i) {{ y[i] = {source}; }}"),
         "signature": f"fragment {name}(x: tensor<scalar>) -> (y: tensor<scalar>)",
-        "cases": [cml.Case(((2, 5),))],
+        "cases": [ops.Case(((2, 5),))],
     }
     cml.register(cml.OpSpec(name, **{**spec, **more}))
 
@@ -72,11 +73,11 @@ def test_operator_not_declared_exact_is_refused():
 
 
 def test_replacement_of_an_engine_operator_is_refused():
-    cml.unregister("relu")
+    ops.unregister("relu")
     own("max(x[i], 0.0)", lambda x: np.maximum(x, 0), "relu")
     with pytest.raises(cml.ModelError, match="relu 't0' .* a game's own operator"):
         cml.Session(one("relu"), "cpu")
-    cml.unregister("relu")
+    ops.unregister("relu")
 
 
 #: messages of check() and of validate --integer about an operator that breaks its declaration

@@ -51,7 +51,7 @@ filters = variable<scalar>(shape = [8, 4, 3, 3], label = 'filters');
 {lines}
 }}
 """
-    graph = cml.load(cml.MemoryModel(text, {"rows": rows, "filters": filters}))
+    graph = cml.load(cml.nnef.MemoryModel(text, {"rows": rows, "filters": filters}))
     samples = [{"x": rng.standard_normal((1, 4, 4, 4), np.float32)} for _ in range(8)]
     return cml.quantize(graph, samples, sixteen=[])[0], samples[0]
 

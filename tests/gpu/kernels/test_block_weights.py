@@ -17,7 +17,7 @@ from cml_engine.compiler.planning.lower import lower
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.block_weights import nearest_blocks
 from cml_engine.ir.graph import Fact, Graph, Node
-from cml_engine.tools.testing import check_graph, full_attrs
+from cml_engine.testing import check_graph, full_attrs
 
 PLAIN = cml.CompileOptions(tuned=False)
 SAME = {"padding": [(1, 1), (1, 1)]}

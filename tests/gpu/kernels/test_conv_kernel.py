@@ -20,7 +20,7 @@ from cml_engine.ir.limits import Limits
 from cml_engine.ops.conv.cases import conv_case, deconv_case
 from cml_engine.ops.conv.node import CONV
 from cml_engine.ops.elementwise.elementwise_op import ELEMENTWISE
-from cml_engine.tools.testing import case_graph, check_graph
+from cml_engine.testing import case_graph, check_graph
 
 PORTABLE = Limits()
 LAYOUTS = ({}, {"x0": C4}, {"y0": C4}, {"x0": C4, "y0": C4})

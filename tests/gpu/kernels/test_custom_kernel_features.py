@@ -7,11 +7,12 @@ import pytest
 from numpy.testing import assert_allclose
 
 import cml_engine as cml
+from cml_engine import ops
 from cml_engine.errors import OperatorError
 from cml_engine.ir.graph import Fact
 from cml_engine.ir.layout import C4, C4H
 from cml_engine.ops.declaration.registry import lookup
-from cml_engine.tools.testing import Case, check, variants
+from cml_engine.testing import Case, check, variants
 from tests.fixtures.graphs import Net, check_session
 from tests.fixtures.operators import declare
 
@@ -46,7 +47,7 @@ void kernel(uint thread) {
 #endif
 }
 """
-WITHIN = cml.Tolerance(1e-6, 1e-6, "one product")
+WITHIN = ops.Tolerance(1e-6, 1e-6, "one product")
 
 
 def own(source, cpu, shapes=((1, 8, 3, 5), (1, 6, 3, 5), (7,)), **kernel):
@@ -149,7 +150,7 @@ DIMENSIONS = {
     "2d": (
         PLANES,
         lambda attrs, x: x[..., ::-1],
-        cml.same_as(0),
+        ops.same_as(0),
         {"group": (8, 4), "threads": lambda attrs, x: (x.shape[3], x.shape[2])},
         ((1, 3, 21, 13), (2, 1, 4, 8)),
     ),
@@ -160,7 +161,13 @@ DIMENSIONS = {
         {"group": (4, 4, 1), "threads": lambda attrs, x: (x.shape[2], x.shape[1], x.shape[0])},
         ((3, 10, 6), (1, 4, 4)),
     ),
-    "3d_default": (CUBE, lambda attrs, x: x, cml.same_as(0), {"group": (4, 2, 2)}, ((5, 7, 9),)),
+    "3d_default": (
+        CUBE,
+        lambda attrs, x: x,
+        ops.same_as(0),
+        {"group": (4, 2, 2)},
+        ((5, 7, 9),),
+    ),
 }
 
 
@@ -173,7 +180,7 @@ def test_threads_of_several_dimensions_run_in_any_partition(name, gpu):
         cpu=cpu,
         kernel=declared,
         cases=[Case((shape,)) for shape in shapes],
-        tolerance=cml.Tolerance(0, 0, "moves values"),
+        tolerance=ops.Tolerance(0, 0, "moves values"),
     )
     check("own", gpu, partitions=4)
 
@@ -273,7 +280,7 @@ graph net(x, b) -> (y)
 
 def test_values_that_a_later_run_needs_are_not_overwritten(gpu, rng):
     own_in_place()
-    graph = cml.load(cml.MemoryModel(TWO_INPUTS, {}))
+    graph = cml.load(cml.nnef.MemoryModel(TWO_INPUTS, {}))
     session = cml.Session(graph, gpu, retain=True)
     assert shared_results(session) == 0
     x = rng.standard_normal((6, 8), np.float32)
@@ -360,7 +367,7 @@ def test_caller_decides_the_kernel(gpu):
 def test_check_runs_every_kernel(gpu):
     own_kernels()
     assert check("own", gpu).runs == 2 + 1 + 3
-    cml.unregister("own")
+    ops.unregister("own")
     own_kernels(fault=True)
     with pytest.raises(AssertionError, match="kernel 'small'.*differ"):
         check("own", gpu)

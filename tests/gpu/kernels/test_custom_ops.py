@@ -10,20 +10,21 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine import ops
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.lower import lower
-from cml_engine.compiler.plugins import load_file
 from cml_engine.errors import DeviceError, ShaderCompileError
 from cml_engine.gpu.device import PipelineCache
 from cml_engine.gpu.shaders.dump import dump_kernel
 from cml_engine.gpu.shaders.hlsl import printing, step_keys
 from cml_engine.io.data_folders import cache_folder
 from cml_engine.ir.layout import C4H
+from cml_engine.ops import load_file
 from cml_engine.ops.declaration import lowering
 from cml_engine.ops.declaration.split_bindings import declaration
 from cml_engine.runtime.node_check import check_nodes
+from cml_engine.testing import Case, check
 from cml_engine.tools.report.validation import Validation
-from cml_engine.tools.testing import Case, check
 from tests.fixtures.graphs import Net
 from tests.fixtures.operators import declare, load_expression
 
@@ -82,7 +83,7 @@ def test_kernel_branches_and_loops_compile_correctly(flow, trusted, gpu):
         cpu=cpu,
         kernel={"trusted": trusted},
         cases=[Case(((300,),))],
-        tolerance=cml.Tolerance(1e-6, 1e-5, "sums of ten"),
+        tolerance=ops.Tolerance(1e-6, 1e-5, "sums of ten"),
     )
     check("own", gpu)
 
@@ -121,7 +122,7 @@ def test_types_attributes_and_several_results(gpu):
             )
             for twice in (False, True)
         ],
-        tolerance=cml.Tolerance(0, 0, "integers"),
+        tolerance=ops.Tolerance(0, 0, "integers"),
     )
     assert check("choose", gpu).worst == 0
 
@@ -145,7 +146,7 @@ def test_lists_of_tensors_and_texts(gpu):
             Case(((30,), (30,), (30,)), {"how": "mean"}),
             Case(((30,),), {"how": "mean"}),
         ],
-        tolerance=cml.Tolerance(1e-6, 1e-6, "three sums"),
+        tolerance=ops.Tolerance(1e-6, 1e-6, "three sums"),
     )
     check("blend", gpu)
 
@@ -166,7 +167,7 @@ def test_kernels_beyond_wgsl_use_spirv(gpu):
     x = np.where(np.arange(300) % 3 == 0, 1, -1).astype(np.float32)
     expected = [(x[i // 64 * 64 : i // 64 * 64 + 64] > 0).sum() for i in range(300)]
     assert session_of(gpu).run({"x": x})["t0"].tolist() == expected
-    cml.unregister("own")
+    ops.unregister("own")
     loop = "for (uint k = 0; k < 4; ++k) { if (k == lane) { continue; } y[i] += 1; }"
     declare(counter.replace("LOOP", loop))
     with pytest.raises(ShaderCompileError, match="InterlockedAdd(.|\n)*without"):
@@ -192,7 +193,7 @@ void kernel(uint thread) {
 """
     line = Path(__file__).read_text().split("= nowhere_to_be_found;")[0].count("\n") + 1
     spec = declare(source)
-    cml.unregister("own")
+    ops.unregister("own")
     cml.register(spec, __file__)
     with pytest.raises(ShaderCompileError, match=f"test_custom_ops.py:{line}"):
         session_of(gpu)
@@ -245,7 +246,7 @@ def test_operator_with_an_oversized_workgroup_is_refused_or_runs_on_the_cpu(gpu,
     declare(kernel=kernel)
     with pytest.raises(DeviceError, match="wants workgroups of 512"):
         session_of(gpu)
-    cml.unregister("own")
+    ops.unregister("own")
     declare(kernel=kernel, cpu=lambda attrs, x: x)
     assert session_of(gpu).plan.steps[0].cpu_part
 
@@ -301,7 +302,7 @@ def rounded(form, text, cpu, **more):
     code, operand = {"expression": text}, "x"
     if form == "kernel":
         source = f"// not sin(x)\nvoid kernel(uint i) {{ float x = a[i]; y[i] = {text}; }}"
-        code, operand = {"kernel": cml.Kernel(source=source), "infer": cml.same_as(0)}, "a"
+        code, operand = {"kernel": cml.Kernel(source=source), "infer": ops.same_as(0)}, "a"
     signature = f"fragment own({operand}: tensor<scalar>) -> (y: tensor<scalar>);"
     cases = [Case(((5, 7, 11),))]
     given = {"cpu": lambda attrs, x: cpu(x), "cases": cases, "signature": signature}
@@ -328,13 +329,13 @@ def test_a_tolerance_that_is_too_small_shows_the_one_to_declare(form, gpu, rng):
     assert not report.ok
     (line,) = re.findall(r"declare tolerance=(\S+) in the cml.OpSpec of 'own'", str(report))
     assert f"declare tolerance={line[0]}" in str(failed.value)
-    cml.unregister("own")
+    ops.unregister("own")
     rounded(form, SINE, ROUNDED[SINE], tolerance=float(line))
     assert Validation.of(gpu.name, check_nodes(optimize(graph), gpu, inputs)).ok
 
 
 def test_a_wrong_result_gets_no_advice_about_tolerances(gpu):
-    rounded("kernel", SINE, lambda x: np.sin(x), tolerance=cml.Tolerance(1e-4, 1e-4))
+    rounded("kernel", SINE, lambda x: np.sin(x), tolerance=ops.Tolerance(1e-4, 1e-4))
     with pytest.raises(AssertionError) as failed:
         check("own", gpu)
     assert "declare tolerance" not in str(failed.value)

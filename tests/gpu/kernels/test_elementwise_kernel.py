@@ -7,10 +7,11 @@ import pytest
 
 import cml_engine as cml
 import cml_engine.ops.elementwise.elementwise
+from cml_engine import ops
 from cml_engine.compiler.planning.lower import lower
 from cml_engine.ir.layout import C4
 from cml_engine.ops.declaration.spec import Case
-from cml_engine.tools.testing import case_graph, check, check_on_gpu
+from cml_engine.testing import case_graph, check, check_on_gpu
 from tests.fixtures.graphs import Net, check_session
 
 
@@ -89,10 +90,10 @@ def test_replacement_of_relu_is_fused_only_if_elementwise(expression, gpu):
     """
     source = "void kernel(uint thread) { y[thread] = min(x[thread], 1.0); }"
     spec = {"expression": expression} if expression else {
-        "infer": cml.same_as(0), "kernel": cml.Kernel(source=source),
+        "infer": ops.same_as(0), "kernel": cml.Kernel(source=source),
         "cpu": lambda attrs, x: np.minimum(x, np.float32(1)),
     }  # fmt: skip
-    cml.unregister("relu")
+    ops.unregister("relu")
     cml.register(cml.OpSpec("relu", **spec))
     try:
         net = Net(1, 8, 6, 5)
@@ -102,4 +103,4 @@ def test_replacement_of_relu_is_fused_only_if_elementwise(expression, gpu):
         (got,) = session.run({"x": np.ones((1, 8, 6, 5), np.float32)}).values()
         assert got.min() < 0 and got.max() == 1
     finally:
-        cml.unregister("relu")
+        ops.unregister("relu")

@@ -11,10 +11,9 @@ from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.compiler.planning.lower import lower
 from cml_engine.ir.layout import C4, C4H
 from cml_engine.ir.limits import Limits
-from cml_engine.ops import registered
 from cml_engine.ops.declaration.choice import VariantTable
-from cml_engine.ops.declaration.registry import lookup
-from cml_engine.tools.testing import case_graph, check_graph
+from cml_engine.ops.declaration.registry import lookup, registered
+from cml_engine.testing import case_graph, check_graph
 
 pytestmark = pytest.mark.long
 #: kernels that take minutes to build: the declared cases alternate between the two types of device

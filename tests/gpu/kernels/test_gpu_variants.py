@@ -12,13 +12,14 @@ from cml_engine.compiler.planning.lower import lower
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.graph import Attrs, Epilogue, Fact
 from cml_engine.ir.layout import C4, C4H
-from cml_engine.ops import Case, Random, lookup
+from cml_engine.ops import Case, Random
 from cml_engine.ops.conv.cases import conv_case, deconv_case
 from cml_engine.ops.declaration.choice import VariantTable
+from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.indexing import scatter
 from cml_engine.runtime.node_check import round_to_half
 from cml_engine.runtime.session import Session
-from cml_engine.tools.testing import case_graph, check_graph, check_on_gpu
+from cml_engine.testing import case_graph, check_graph, check_on_gpu
 
 OPS = ("transpose", "slice", "tile", "concat", "nearest_upsample", "matmul", "linear")
 LARGER = {

@@ -24,7 +24,7 @@ from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.ops.declaration.spec import Case
 from cml_engine.runtime.node_check import round_to_half, run_stored
 from cml_engine.runtime.session import CompileOptions
-from cml_engine.tools.testing import (
+from cml_engine.testing import (
     case_graph,
     check_graph,
     full_attrs,

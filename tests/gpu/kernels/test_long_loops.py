@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cml_engine.ops.declaration.spec import Case
-from cml_engine.tools.testing import blocked_layouts, case_graph, check_graph
+from cml_engine.testing import blocked_layouts, case_graph, check_graph
 
 #: beyond the driver's bound
 LONG = 70_000

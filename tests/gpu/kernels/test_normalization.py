@@ -15,7 +15,7 @@ from cml_engine.compiler.planning.lower import lower
 from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.ir.layout import C4
 from cml_engine.ir.limits import Limits
-from cml_engine.tools.testing import check_graph
+from cml_engine.testing import check_graph
 from tests.fixtures.graphs import Net, check_session
 
 

@@ -9,7 +9,7 @@ from cml_engine.ir.layout import C4
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Case
-from cml_engine.tools.testing import case_graph, check_on_gpu
+from cml_engine.testing import case_graph, check_on_gpu
 
 LAYOUTS = ({"x0": C4}, {"y0": C4}, {"x0": C4, "y0": C4})
 OPS = ("box", "avg_pool", "rms_pool", "max_pool", "debox")

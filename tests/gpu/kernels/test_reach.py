@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from cml_engine.ops import is_registered, lookup
 from cml_engine.ops.declaration.choice import VariantTable
+from cml_engine.ops.declaration.registry import is_registered, lookup
 from tests.generate import samples
 from tests.reference.calls import OPERATORS
 from tests.reference.reach import check_reach

@@ -13,7 +13,7 @@ from cml_engine.compiler.planning.lower import lower
 from cml_engine.ir.layout import C4
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.spec import Case, Random
-from cml_engine.tools.testing import case_graph, check_on_gpu
+from cml_engine.testing import case_graph, check_on_gpu
 from tests.fixtures.graphs import Net
 
 VALUES = ("sum_reduce", "mean_reduce", "max_reduce", "argmin_reduce", "softmax", "moments")

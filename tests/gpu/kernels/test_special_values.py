@@ -12,7 +12,7 @@ from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.ir.graph import Attrs, Graph, Node
 from cml_engine.ops.declaration.spec import Case
 from cml_engine.ops.elementwise.elementwise_op import ELEMENTWISE
-from cml_engine.tools.testing import case_graph, check_on_gpu
+from cml_engine.testing import case_graph, check_on_gpu
 from tests.fixtures.graphs import Net
 
 VALUES = np.array(

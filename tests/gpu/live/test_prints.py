@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine import ops
 from cml_engine.errors import ShaderCompileError
 from cml_engine.gpu.gpu import Gpu
 from cml_engine.gpu.shaders.hlsl import (
@@ -54,7 +55,7 @@ def session_of(gpu, rounds=1):
         f"version 1.0; graph net(x) -> (y) {{ x = external(shape = {list(SHAPE)});\n"
         f"y = shown(x, rounds = {rounds}); }}"
     )
-    return cml.Session(cml.load(cml.MemoryModel(text)), gpu)
+    return cml.Session(cml.load(cml.nnef.MemoryModel(text)), gpu)
 
 
 def lines_of(rounds):
@@ -111,7 +112,7 @@ def test_jobs_warn_that_prints_are_not_shown(debug, caplog, capsys):
     ],
 )
 def test_unprintable_values_are_refused(debug, call, message):
-    cml.unregister("shown")
+    ops.unregister("shown")
     source = f"struct S {{ float a; }};\nvoid kernel(uint thread) {{\n{call} y[thread] = 0; }}"
     declare(source, SIGNATURE)
     with pytest.raises(ShaderCompileError, match=message) as error:

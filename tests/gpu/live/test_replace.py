@@ -10,10 +10,9 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import cml_engine as cml
-from cml_engine.compiler.plugins import load_file
+from cml_engine import Reloader
 from cml_engine.gpu.memory.allocator import Allocation
-from cml_engine.ops import unregister
-from cml_engine.runtime.live.reloader import Reloader
+from cml_engine.ops import load_file, unregister
 from tests.fixtures.frames.turns import turns
 from tests.fixtures.models import write_model
 from tests.gpu.live.test_taps import graph_of, inputs
@@ -32,7 +31,7 @@ X = {"x": np.full((1, 4, 6, 6), 2.0, np.float32)}
 
 def graph(value, text=TEXT):
     weights = {"w": np.full((1, 4, 1, 1), value, np.float32)}
-    return cml.load(cml.MemoryModel(text, weights))
+    return cml.load(cml.nnef.MemoryModel(text, weights))
 
 
 def value(session):
@@ -90,13 +89,13 @@ def heavy(value):
     """Returns a graph with about a megabyte of weights."""
     text = TEXT.replace("[1, 4, 1, 1]", "[144, 2048]")
     text = text.replace("relu(x * w)", "matmul(reshape(x, shape = [1, 144]), w)")
-    return cml.load(cml.MemoryModel(text, {"w": np.full((144, 2048), value, np.float32)}))
+    return cml.load(cml.nnef.MemoryModel(text, {"w": np.full((144, 2048), value, np.float32)}))
 
 
 @pytest.mark.parametrize(
     "broken, message",
     [
-        (lambda: cml.load(cml.MemoryModel("version 1.0; graph n(")), "expected|wanted"),
+        (lambda: cml.load(cml.nnef.MemoryModel("version 1.0; graph n(")), "expected|wanted"),
         (lambda: graph(1, TEXT.replace("(y)", "(z)").replace("y =", "z =")), "outputs y, got z"),
         (lambda: graph(1, TEXT.replace("6, 6]", "7, 6]")), r"input 'x' is scalar\[1,4,7,6\]"),
         (lambda: 1 // 0, "division"),

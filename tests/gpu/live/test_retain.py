@@ -163,7 +163,7 @@ def test_texture_input_is_retained():
         write_texels(own.device, texture, texels)
         return np.abs(texels.transpose(2, 0, 1)[None])
 
-    session = cml.Session(cml.load(cml.MemoryModel(ENCODED)), own, retain=True)
+    session = cml.Session(cml.load(cml.nnef.MemoryModel(ENCODED)), own, retain=True)
     host, texture_input = Host(own, budget_ms=20.0), {"x": cml.TextureInput(texture)}
 
     def check(inputs, steps, expected):
@@ -211,7 +211,7 @@ def test_abandoned_frame_restores_retained_state(gpu, cancelled):
 
 
 def test_variables_always_advance(gpu, host):
-    model = cml.MemoryModel(STATE, {"s": np.zeros(4, np.float32)})
+    model = cml.nnef.MemoryModel(STATE, {"s": np.zeros(4, np.float32)})
     four, one = np.full(4, 4, np.float32), np.ones(4, np.float32)
     session = cml.Session(cml.load(model), gpu, retain=True)
     assert_array_equal(session.run({"x": four, "z": one})["y"], [3] * 4)

@@ -8,6 +8,7 @@ import wgpu
 from numpy.testing import assert_allclose, assert_array_equal
 
 import cml_engine as cml
+from cml_engine import ops
 from cml_engine.cooked.cook import cook
 from cml_engine.errors import InputError
 from tests.fixtures.frames.host import creations
@@ -17,7 +18,7 @@ from tests.fixtures.operators import declare, load_expression
 
 def test_slider_has_a_value_or_its_default(backend, rng):
     strength = cml.Slider("scaled.y", 0.0, 4.0, "how much")
-    graph = cml.load(cml.MemoryModel(SCALED), sliders={"strength": strength, "lift": "y.y"})
+    graph = cml.load(cml.nnef.MemoryModel(SCALED), sliders={"strength": strength, "lift": "y.y"})
     session = cml.Session(graph, backend)
     assert session.sliders["strength"] == replace(strength, default=2.0)
     assert session.sliders["lift"].default == 0.25
@@ -50,7 +51,7 @@ def test_invalid_sliders_are_refused(sliders, says):
     with pytest.raises(InputError, match=says):
         (slider,) = sliders.values()
         slider = cml.Slider("scaled.y", **slider) if isinstance(slider, dict) else slider
-        cml.load(cml.MemoryModel(SCALED), sliders=dict.fromkeys(sliders, slider))
+        cml.load(cml.nnef.MemoryModel(SCALED), sliders=dict.fromkeys(sliders, slider))
 
 
 MOVABLE = """version 1.0;
@@ -120,7 +121,7 @@ def movable(game_operators):
 
     def load(sliders=None, replaced=("", "")):
         text = MOVABLE.replace(*replaced) if replaced[0] else MOVABLE
-        return cml.load(cml.MemoryModel(text, {"weights": weights}), sliders=sliders)
+        return cml.load(cml.nnef.MemoryModel(text, {"weights": weights}), sliders=sliders)
 
     return load
 
@@ -247,7 +248,10 @@ def test_gpu_tensor_moves_a_formula_and_no_parameter(gpu, movable):
     usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
     buffer = gpu.device.create_buffer(size=256, usage=usage)
     gpu.queue.write_buffer(buffer, 0, np.float32(0.5).tobytes())
-    tensor, x = gpu.tensor(buffer, 0, cml.Fact("scalar", ())), np.zeros((1, 4, 6, 8), np.float32)
+    tensor, x = (
+        gpu.tensor(buffer, 0, ops.Fact("scalar", ())),
+        np.zeros((1, 4, 6, 8), np.float32),
+    )
     expected = session.run({"x": x, "by": 0.5})["y"]
     assert_array_equal(session.run({"x": x, "by": tensor})["y"], expected)
     with pytest.raises(InputError, match="'gain' is a slider of an attribute, whose value the CPU"):

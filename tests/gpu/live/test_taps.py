@@ -29,7 +29,7 @@ KEEP = cml.CompileOptions(keep=("c0", "x"))
 def graph_of(text=TEXT):
     rng = np.random.default_rng(0)
     weights = {n: rng.standard_normal((8, 8, 3, 3), np.float32) / 8 for n in ("w0", "w1")}
-    return cml.load(cml.MemoryModel(text, weights))
+    return cml.load(cml.nnef.MemoryModel(text, weights))
 
 
 def inputs(seed=1):
@@ -179,7 +179,7 @@ def test_a_watched_run_advances_variables(backend):
         "graph n(x) -> (y) { x = external(shape = [4]); s = variable(shape = [4], label = 's');"
         " t = s + x; u = update(s, t); y = relu(t) + x; }"
     )
-    model = cml.MemoryModel(text, {"s": np.zeros(4, np.float32)})
+    model = cml.nnef.MemoryModel(text, {"s": np.zeros(4, np.float32)})
     ones, read = {"x": np.ones(4, np.float32)}, []
     session = cml.Session(cml.load(model), backend, cml.CompileOptions(keep=("s",)))
     session.run(ones, before=lambda node, operands: read.extend(map(np.array, operands)))

@@ -12,6 +12,7 @@ import numpy as np
 import wgpu
 
 import cml_engine as cml
+from cml_engine import ops
 from tests.fixtures.frames.host import SHAPE, Host, conv_net
 
 IMAGE = np.zeros(SHAPE, np.float32)
@@ -51,8 +52,8 @@ def calls(gpu):
         "render_took": (scheduler.render_took, {}),
         "frame_took": (scheduler.frame_took, {}),
         "submit_tiled": (
-            cml.submit_tiled,
-            {"scheduler": scheduler, "session": session, "inputs": WIDE, "tile": 24, "overlap": 2},
+            scheduler.submit_tiled,
+            {"session": session, "inputs": WIDE, "tile": 24, "overlap": 2},
         ),
         "run_tiled": (
             cml.run_tiled, {"session": session, "inputs": WIDE, "tile": 24, "overlap": 2},
@@ -66,7 +67,7 @@ def calls(gpu):
         "frame_timer": (gpu.frame_timer, {"names": ["pass"]}),
         "writes": (timer.writes, {}),
         "gpu.tensor": (
-            gpu.tensor, {"buffer": buffer, "offset": 0, "fact": cml.Fact("scalar", (2,))},
+            gpu.tensor, {"buffer": buffer, "offset": 0, "fact": ops.Fact("scalar", (2,))},
         ),
         "allocate": (
             lambda nbytes, usage, owner, category, alignment=None: gpu.memory.allocate(
@@ -98,7 +99,7 @@ def test_every_public_parameter_refuses_wrong_types(gpu):
                             result.submit(cml.Session(conv_net(), gpu), {"x": IMAGE})
                             result._run_frame()
                             result.describe()
-                except (cml.CmlError, cml.AdmissionError) as error:
+                except (cml.CmlError, cml.scheduler.AdmissionError) as error:
                     assert str(error)
                 except Exception as error:
                     told.append(f"{name}, {parameter.name}={value!r}: {type(error)}: {error}")

@@ -14,7 +14,7 @@ from cml_engine.compiler.planning.lower import lower
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.runtime.session import Session
-from cml_engine.tools.testing import SENTINEL, full_attrs
+from cml_engine.testing import SENTINEL, full_attrs
 from tests.fixtures.graphs import BLOCKS, Net, check_session, random_graph
 from tests.fixtures.results import same_bits
 

@@ -301,7 +301,7 @@ def test_a_second_process_compiles_nothing(tmp_path):
 import numpy as np, sys
 import cml_engine as cml
 from cml_engine.ir.graph import Fact, Graph, Node, Attrs
-from cml_engine.ops import load_families
+from cml_engine.ops.declaration.registry import load_families
 load_families()
 facts = {"x": Fact("scalar", (100,)), "y": Fact("scalar", (100,))}
 graph = Graph("g", ("x",), ("y",), (Node("exp", ("x",), ("y",), Attrs()),), facts)

@@ -8,7 +8,7 @@ import pytest
 import wgpu
 
 import cml_engine as cml
-from cml_engine import FrameScheduler, Job
+from cml_engine import FrameScheduler, Job, ops
 from cml_engine.gpu.gpu import Gpu
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.shaders.hlsl import resolve
@@ -44,7 +44,7 @@ def calls_on_a_lost_device(timestamps):
     session.run(IMAGE), retaining.run(IMAGE)
     deferred = cml.Session(conv_net("deferred", layers=2), gpu, deferred=True)
     zeros = np.zeros((1, 4, 3, 5), np.float32)
-    recurrent = cml.Session(cml.load(cml.MemoryModel(TEXT, {"s": zeros})), gpu)
+    recurrent = cml.Session(cml.load(cml.nnef.MemoryModel(TEXT, {"s": zeros})), gpu)
     plain = cml.Session(load_expression("relu(x)", 1, 4, 3, 5), gpu)
     host = Host(gpu, budget_ms=50.0)
     scheduler = host.scheduler
@@ -105,7 +105,7 @@ def calls_on_a_lost_device(timestamps):
         "Job.wait": lambda: scheduler.submit(session, IMAGE).wait(30),
         "Job.copy_to_texture": lambda: picture.copy_to_texture(encoder, "y", texture, 0.5),
         "Gpu.tensor": lambda: gpu.tensor(
-            memory.buffer, memory.offset, cml.Fact("scalar", (4,))
+            memory.buffer, memory.offset, ops.Fact("scalar", (4,))
         ).read(),
         "Gpu.build_texture_kernels": lambda: gpu.build_texture_kernels(),
         "Gpu.memory.allocate": lambda: gpu.memory.allocate(

@@ -69,7 +69,7 @@ def weights(rng):
 @pytest.fixture
 def model(weights):
     """The test network as a model in memory."""
-    return cml.MemoryModel(TEXT, weights)
+    return cml.nnef.MemoryModel(TEXT, weights)
 
 
 def image(shape, seed=3):
@@ -149,7 +149,7 @@ def test_reshaped_session_reads_and_compiles_nothing_new(own, model, monkeypatch
 
 
 def test_shape_dependent_memory_belongs_to_each_session(own, weights, monkeypatch):
-    model, many = cml.MemoryModel(SHAPED, weights), (1, 8, 96, 96)
+    model, many = cml.nnef.MemoryModel(SHAPED, weights), (1, 8, 96, 96)
     session = cml.Session(cml.load(model), own)
     before = run(session)
     with Counted(own, monkeypatch) as counted:
@@ -241,7 +241,7 @@ def test_a_shape_that_is_not_kept_frees_its_memory(own, model):
 
 
 def test_reshaped_sessions_have_separate_variables(backend, rng):
-    model = cml.MemoryModel(STATE, {"sums": rng.standard_normal((1, 8, 1, 1), np.float32)})
+    model = cml.nnef.MemoryModel(STATE, {"sums": rng.standard_normal((1, 8, 1, 1), np.float32)})
     session, shapes = cml.Session(cml.load(model), backend), {"x": (1, *LARGE[1:])}
     run(session), run(session)
     large, fresh = session.reshaped(shapes), cml.Session(cml.load(model, shapes=shapes), backend)

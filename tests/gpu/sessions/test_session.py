@@ -18,7 +18,7 @@ from cml_engine.gpu.device import RANGE_SLOTS, Pipeline, PipelineCache
 from cml_engine.gpu.program import inspect, preparation
 from cml_engine.ir.graph import NUMPY_DTYPE, Attrs, Fact, Graph, Node
 from cml_engine.ops.declaration.spec import Case
-from cml_engine.tools.testing import case_graph, full_attrs
+from cml_engine.testing import case_graph, full_attrs
 from tests.fixtures.frames.host import Host
 
 #: the blog's model has no version line, which is a notice
@@ -57,7 +57,7 @@ def mixed():
     rng = np.random.default_rng(3)
     shapes = {"w1": (8, 3, 3, 3), "w2": (8, 8, 3, 3), "w3": (12, 8, 1, 1), "slope": (1, 8)}
     tensors = {k: rng.standard_normal(s, np.float32) / 4 for k, s in shapes.items()}
-    return cml.load(cml.MemoryModel(MIXED, tensors))
+    return cml.load(cml.nnef.MemoryModel(MIXED, tensors))
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import cml_engine as cml
-from cml_engine import submit_tiled
 from cml_engine.errors import InputError
 from cml_engine.runtime.tiling import spans
 
@@ -32,7 +31,7 @@ OVERLAP = 2
 def graph():
     rng = np.random.default_rng(3)
     w, v = (rng.standard_normal(s, np.float32) for s in ((8, 3, 3, 3), (3, 8, 3, 3)))
-    return cml.load(cml.MemoryModel(NETWORK, {"w": w, "v": v}))
+    return cml.load(cml.nnef.MemoryModel(NETWORK, {"w": w, "v": v}))
 
 
 @pytest.fixture
@@ -67,13 +66,13 @@ def expected(session, inputs):
 
 
 def test_tiled_jobs_are_bit_identical_to_run_tiled(session, inputs, expected, host):
-    job = submit_tiled(host.scheduler, session, inputs, 24, OVERLAP, priority=2.0)
+    job = host.scheduler.submit_tiled(session, inputs, 24, OVERLAP, priority=2.0)
     assert job.read("y") is None and job.progress == 0
     seen = []
     host.until(lambda: seen.append(job.progress) or job.read("y") is not None)
     assert_array_equal(job.read("y"), expected)
     assert job.state == "done" and job.progress == 1 and max(np.diff(seen[:-1])) < 0.6
-    gone = submit_tiled(host.scheduler, session, inputs, 24, OVERLAP)
+    gone = host.scheduler.submit_tiled(session, inputs, 24, OVERLAP)
     gone.cancel()
     assert gone.state == "cancelled" and host.scheduler.jobs == []
     with pytest.raises(cml.InputError, match="cancelled"):
@@ -83,7 +82,7 @@ def test_tiled_jobs_are_bit_identical_to_run_tiled(session, inputs, expected, ho
 def test_a_tiled_job_ends_as_a_job_does(session, inputs, expected, gpu):
     """It needs no call in a frame: wait, await and callbacks work as for a job."""
     scheduler, ended = cml.FrameScheduler(gpu, budget_ms=50.0), []
-    job = submit_tiled(scheduler, session, inputs, 24, OVERLAP)
+    job = scheduler.submit_tiled(session, inputs, 24, OVERLAP)
     job.add_done_callback(ended.append)
     assert job.wait(60) is job and ended == [job]
     assert_array_equal(job.read("y"), expected)
@@ -91,7 +90,7 @@ def test_a_tiled_job_ends_as_a_job_does(session, inputs, expected, gpu):
     assert ended == [job, job]
 
     async def run():
-        job = submit_tiled(scheduler, session, inputs, 24, OVERLAP)
+        job = scheduler.submit_tiled(session, inputs, 24, OVERLAP)
         waiting = asyncio.ensure_future(asyncio.wait_for(job, 60))
         while not waiting.done():
             scheduler._run_frame()
@@ -100,12 +99,12 @@ def test_a_tiled_job_ends_as_a_job_does(session, inputs, expected, gpu):
 
     asyncio.run(run())
     with pytest.raises(TimeoutError):
-        submit_tiled(scheduler, session, inputs, 24, OVERLAP).wait(0)
+        scheduler.submit_tiled(session, inputs, 24, OVERLAP).wait(0)
 
 
 def test_a_failed_tile_fails_the_picture(session, inputs, gpu, monkeypatch):
     scheduler = cml.FrameScheduler(gpu, budget_ms=50.0)
-    job = submit_tiled(scheduler, session, inputs, 12, OVERLAP)
+    job = scheduler.submit_tiled(session, inputs, 12, OVERLAP)
 
     def planted(*_):
         raise cml.InputError("planted")

@@ -12,7 +12,7 @@ from cml_engine.ops import register
 from cml_engine.ops.declaration.registry import lookup, unregister
 from cml_engine.ops.declaration.spec import NO_TRAITS, Case, OpSpec, Random
 from cml_engine.runtime.node_check import check_nodes
-from cml_engine.tools.testing import case_graph, check_on_gpu
+from cml_engine.testing import case_graph, check_on_gpu
 from tests.fixtures.graphs import Net
 from tests.fixtures.models import write_model_abc
 

@@ -15,7 +15,7 @@ from cml_engine.ir.graph import Fact, Graph, Node
 from cml_engine.runtime.node_check import check_nodes
 from cml_engine.runtime.session import CompileOptions
 from cml_engine.scheduler.planning.plan import operators_per_frame
-from cml_engine.tools.testing import full_attrs
+from cml_engine.testing import full_attrs
 from tests.fixtures.frames.host import Host
 from tests.fixtures.graphs import Net
 from tests.fixtures.results import close

@@ -133,7 +133,7 @@ def test_a_cooked_file_with_tiles_is_planned_again_without(gpu):
 
 def model(tmp_path, quant=""):
     """Returns a model of three convolutions on a picture, with a line of ``graph.quant``."""
-    cml.save(cml.load(cml.MemoryModel(TEXT), random_weights=0), tmp_path / "net")
+    cml.save(cml.load(cml.nnef.MemoryModel(TEXT), random_weights=0), tmp_path / "net")
     if quant:
         (tmp_path / "net" / "graph.quant").write_text(quant)
     return tmp_path / "net"
@@ -165,7 +165,7 @@ def test_a_slider_of_a_wide_range_decides(gpu):
     for high, expected in ((4.0, True), (5000.0, False)):
         slider = cml.Slider("scaled.y", 0.0, high, "exposure")
         text = TEXT.replace("a = relu(conv(x, w))", "scaled = x * 2.0; a = relu(conv(scaled, w))")
-        graph = cml.load(cml.MemoryModel(text), sliders={"exposure": slider}, random_weights=0)
+        graph = cml.load(cml.nnef.MemoryModel(text), sliders={"exposure": slider}, random_weights=0)
         assert tiled(cml.Session(graph, gpu)) is expected
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 
 import cml_engine as cml
-from cml_engine.compiler.plugins import load_file
-from cml_engine.runtime.live.reloader import Reloader
-from cml_engine.tools.testing import check
+from cml_engine import Reloader
+from cml_engine.ops import load_file
+from cml_engine.testing import check
 
 OPERATOR = """
 import numpy as np
@@ -16,10 +16,10 @@ import cml_engine as cml
 cml.register(cml.OpSpec(
     "vig",
     signature="fragment vig(im: tensor<scalar>, k: scalar = 2.0) -> (y: tensor<scalar>);",
-    infer=cml.same_as(0),
+    infer=cml.ops.same_as(0),
     cpu=lambda attrs, im: np.float32(attrs.k) * np.sin(im),
     kernel=cml.Kernel("vig.hlsl"),
-    cases=[cml.Case(((1, 3, 8, 8),))],
+    cases=[cml.ops.Case(((1, 3, 8, 8),))],
 ))
 """
 KERNEL = "void kernel(uint i) { y[i] = k * sin(im[i]); }\n"

@@ -35,17 +35,17 @@ def files(**more):
 
 def test_model_source_is_a_structural_type():
     assert isinstance(FileSource({}), cml.ModelSource)
-    assert isinstance(cml.MemoryModel("", {}), cml.ModelSource)
+    assert isinstance(cml.nnef.MemoryModel("", {}), cml.ModelSource)
     assert not isinstance(Path("x"), cml.ModelSource)
 
 
 def test_a_model_in_memory():
     for tensors in ({"a/w": VALUES}, {"/a/w": VALUES.astype(">f4")}):
-        graph = cml.load(cml.MemoryModel(TEXT, tensors))
+        graph = cml.load(cml.nnef.MemoryModel(TEXT, tensors))
         assert_array_equal(graph.constants["w"], VALUES)
         assert graph.constants["w"].dtype == np.float32
     quant = '"w": zero_point_linear_quantize(zero_point = 1, scale = 0.5, bits = 8, signed = true);'
-    stored = cml.MemoryModel(TEXT, {"a/w": VALUES.astype(np.int8)}, quant=quant)
+    stored = cml.nnef.MemoryModel(TEXT, {"a/w": VALUES.astype(np.int8)}, quant=quant)
     assert_array_equal(cml.load(stored).constants["w"], (VALUES - 1) / 2)
 
 
@@ -60,12 +60,12 @@ def test_a_model_in_memory():
 )
 def test_unsuitable_arrays_are_refused(tensors, message):
     with raises(CmlError, message):
-        cml.load(cml.MemoryModel(TEXT, tensors))
+        cml.load(cml.nnef.MemoryModel(TEXT, tensors))
 
 
 def test_memory_model_text_must_be_str():
     with pytest.raises(InputError, match="text is bytes: wanted a str"):
-        cml.MemoryModel(TEXT.encode(), {})  # type: ignore[arg-type]
+        cml.nnef.MemoryModel(TEXT.encode(), {})  # type: ignore[arg-type]
 
 
 def test_model_source_is_asked_only_for_safe_names():

@@ -152,7 +152,7 @@ def safetensors(**tensors):
 
 
 def model(dtype="scalar", label="w", shape="[2, 3]"):
-    return cml.MemoryModel(
+    return cml.nnef.MemoryModel(
         "version 1.0;\ngraph g(x) -> (y)\n{\n    x = external(shape = [1]);\n"
         f"    w = variable<{dtype}>(shape = {shape}, label = '{label}');\n"
         "    y = select(true, w, w);\n}\n"

@@ -237,7 +237,7 @@ def model(value, quantized):
     ).replace("y = x + w; z = y + v;", "u = add(x, w);\n    y = add(u, v);")
     values = np.full((1, 4), value, np.float32)
     quant = '"u": zero_point_linear_quantize(zero_point = 0, scale = 1.0, bits = 8);\n'
-    source = cml.MemoryModel(
+    source = cml.nnef.MemoryModel(
         text, {"w": values, "a/v": -values}, quant=quant if quantized else None
     )
     return cml.load(source)

@@ -136,7 +136,7 @@ def test_local_functions_are_inlined():
 def test_game_operator_in_an_onnx_file(tmp_path, own_operators):
     spec = cml.OpSpec(
         name="sharpen",
-        infer=cml.same_as(0),
+        infer=cml.ops.same_as(0),
         cpu=lambda attrs, x, y: x + np.float32(attrs.amount) * y,
         signature="fragment sharpen(x: tensor<scalar>, y: tensor<scalar>, amount: scalar = 1.0)"
         " -> (z: tensor<scalar>);",

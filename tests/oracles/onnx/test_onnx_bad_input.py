@@ -398,7 +398,7 @@ def test_overflowing_empty_shapes_are_refused(shape):
         "version 1.0;\ngraph g(x) -> (y)\n{{\n    x = external(shape = {});\n    y = relu(x);\n}}\n"
     )
     with pytest.raises(CmlError, match="shape .* wants at most 32 extents"):
-        cml.load(cml.MemoryModel(text.format(shape)))
+        cml.load(cml.nnef.MemoryModel(text.format(shape)))
 
 
 @pytest.mark.parametrize("name", ["m\0", "a\0b/m.onnx", "m\0.tgz"])

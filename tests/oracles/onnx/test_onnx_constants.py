@@ -92,4 +92,4 @@ def test_mismatched_constants_are_refused(rates, given, said, refused):
 
 def test_constants_of_other_formats_are_refused(tmp_path):
     with pytest.raises(cml.InputError, match="constants cannot be given for NNEF"):
-        cml.load(cml.MemoryModel("version 1.0;\n"), constants={"x": np.zeros(1)})
+        cml.load(cml.nnef.MemoryModel("version 1.0;\n"), constants={"x": np.zeros(1)})

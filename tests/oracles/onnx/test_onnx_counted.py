@@ -336,13 +336,13 @@ def test_an_operator_that_is_not_defined_there_is_refused(nodes, message):
     used = {name: array for name, array in weights.items() if re.search(rf"\b{name}\b", text)}
     made = model(text, f"x: [{x.size}]", "y", used, 18)
     own = "fragment Own(x: tensor<scalar>) -> (y: tensor<scalar>);"
-    spec = cml.OpSpec(name="Own", signature=own, infer=cml.same_as(0), cpu=lambda attrs, x: x)
+    spec = cml.OpSpec(name="Own", signature=own, infer=cml.ops.same_as(0), cpu=lambda attrs, x: x)
     cml.register(spec)
     try:
         with pytest.raises(UnsupportedOp) as error:
             load(made)
     finally:
-        cml.unregister("Own")
+        cml.ops.unregister("Own")
     assert message in str(error.value) and "reduce or scatter" in str(error.value)
 
 

@@ -21,9 +21,9 @@ from cml_engine.errors import CmlError, UnsupportedOp  # noqa: E402
 from cml_engine.formats import loading  # noqa: E402
 from cml_engine.formats.onnx.export import game_operators, writer  # noqa: E402
 from cml_engine.ir.limits import Limits  # noqa: E402
-from cml_engine.ops import load_families, registered  # noqa: E402
+from cml_engine.ops.declaration.registry import load_families, registered  # noqa: E402
 from cml_engine.ops.declaration.spec import Case  # noqa: E402
-from cml_engine.tools.testing import case_graph  # noqa: E402
+from cml_engine.testing import case_graph  # noqa: E402
 from tests.fixtures.graphs import BLOCKS  # noqa: E402
 from tests.fixtures.integer.random_networks import random_integer_case  # noqa: E402
 from tests.fixtures.models import write_model  # noqa: E402
@@ -163,7 +163,7 @@ graph g(x) -> (y)
     a = round(x * 7.0);
     y = round(a / 2.0);
 }"""
-    graph = cml.load(cml.MemoryModel(text))
+    graph = cml.load(cml.nnef.MemoryModel(text))
     model = onnx.load_from_string(exported(graph))
     assert [f.name for f in model.functions] == ["round"]
     assert [n.op_type for n in model.graph.node] == ["Mul", "round", "Div", "round"]
@@ -431,7 +431,7 @@ def test_integers_have_neither_nan_nor_negative_zero(tmp_path, rng, text):
 def test_integer_networks_without_a_qdq_form(tmp_path):
     graph = cml.load(MODELS / "integer" / "texture.nnef")
     name = next(iter(graph.quantization))
-    line = cml.Attrs({**graph.quantization[name], "scale": 0.123456789012})
+    line = cml.ops.Attrs({**graph.quantization[name], "scale": 0.123456789012})
     changed = graph.with_(quantization={**graph.quantization, name: line})
     with pytest.raises(cml.ModelError, match=f"line of '{name}'.*more digits than 32 bits"):
         cml.save(changed, tmp_path / "m.onnx", opset=21)
@@ -504,14 +504,14 @@ def game_specs(own_operators):
         ),
         cml.OpSpec(
             "my_cross",
-            infer=cml.same_as(0),
+            infer=cml.ops.same_as(0),
             cpu=lambda attrs, a, b: np.cross(a, b, axis=attrs.axis) * attrs.pads[1][0],
             signature="fragment my_cross(a: tensor<scalar>, b: tensor<scalar>, axis: integer, "
             "pads: (integer, integer)[], flip: logical = true) -> (c: tensor<scalar>);",
         ),
         cml.OpSpec(
             "scaled",
-            infer=lambda attrs, *parts: cml.Fact("scalar", (2, 6)),
+            infer=lambda attrs, *parts: cml.ops.Fact("scalar", (2, 6)),
             cpu=lambda attrs, *parts: np.concatenate(parts, 1) * attrs.by,
         ),
     ]
@@ -546,7 +546,7 @@ def test_game_operators_become_functions_or_placeholders(game_specs, tmp_path, r
     assert difference(on_cpu(cml.load(data), inputs), expected) == "", "read back"
     output = run_cml(f"export {source} {tmp_path}/m.onnx").out
     assert "of the domain 'game': my_cross. ONNX has no such operator" in output
-    cml.unregister("my_cross")
+    cml.ops.unregister("my_cross")
     with pytest.raises(UnsupportedOp, match="game:my_cross"):
         cml.load(data)
 
@@ -561,7 +561,7 @@ def test_a_function_of_a_game_runs_in_onnx_runtime(game_specs, tmp_path, rng):
 def test_constants_of_two_calls_of_one_body_are_two_constants(own_operators):
     plus = cml.OpSpec(
         "plus_row",
-        infer=cml.same_as(0),
+        infer=cml.ops.same_as(0),
         cpu=lambda attrs, x: x + np.float32([[attrs.by, 0]]),
         signature="fragment plus_row(x: tensor<scalar>, by: scalar) -> (y: tensor<scalar>) "
         "{ y = x + constant<scalar>(shape = [1, 2], value = [by, 0.0]); }",
@@ -574,7 +574,7 @@ graph g(x) -> (z)
     z = plus_row(y, by = 5.0);
 }"""
     cml.register(plus)
-    graph, inputs = cml.load(cml.MemoryModel(text)), {"x": np.ones((2, 2), np.float32)}
+    graph, inputs = cml.load(cml.nnef.MemoryModel(text)), {"x": np.ones((2, 2), np.float32)}
     for dynamic in (None, {"x": ("n", 2)}):
         outputs = run_onnx(exported(graph, dynamic=dynamic), inputs)
         assert difference(outputs, on_cpu(graph, inputs)) == ""

@@ -122,7 +122,7 @@ def test_wrong_names_are_refused(names, message):
     with pytest.raises(cml.InputError, match=message):
         load(tunable(), inputs=names)
     with pytest.raises(cml.InputError, match="inputs cannot be given for NNEF"):
-        cml.load(cml.MemoryModel("version 1.0;\n"), inputs=["x"])
+        cml.load(cml.nnef.MemoryModel("version 1.0;\n"), inputs=["x"])
 
 
 def test_cooked_files_have_named_defaults_as_inputs(backend):

@@ -66,7 +66,7 @@ def test_placeholders_are_declared_and_filled(tmp_path, convert, run_cml, refuse
     ops = tmp_path / "warp.py"
     ops.write_text(
         "import cml_engine as cml\n"
-        "cml.register(cml.OpSpec('Warp', cml.same_as(0), signature=" + repr(DECLARED) + ",\n"
+        "cml.register(cml.OpSpec('Warp', cml.ops.same_as(0), signature=" + repr(DECLARED) + ",\n"
         "    cpu=lambda attrs, x, w: attrs.amount * x * w[:, None, None]))\n"
     )
     x = np.random.default_rng(0).standard_normal((1, 3, 5, 4), np.float32)
@@ -77,7 +77,7 @@ def test_placeholders_are_declared_and_filled(tmp_path, convert, run_cml, refuse
         scale = np.array([1, 4, 9], np.float32)[:, None, None]
         expected = np.maximum(x, 0) * scale + x
         np.testing.assert_allclose(np.load(tmp_path / "y.npy"), expected, rtol=1e-6)
-        cml.unregister("Warp")
+        cml.ops.unregister("Warp")
 
 
 def test_an_operator_of_two_signatures_has_two_names(tmp_path, convert):

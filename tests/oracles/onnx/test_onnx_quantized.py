@@ -12,7 +12,7 @@ import onnxruntime as ort
 from onnxruntime.quantization import QuantType
 
 import cml_engine as cml
-from cml_engine.compiler.integer.digest import run_digest
+from cml_engine.integer import run_digest
 from cml_engine.ir.block_weights import weight_blocks
 from cml_engine.runtime.node_check import check_bits, random_words
 from cml_engine.tools.report.integer_info import IntegerInfo

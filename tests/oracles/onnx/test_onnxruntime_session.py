@@ -10,6 +10,7 @@ from numpy.testing import assert_array_equal
 pytest.importorskip("onnxruntime")
 
 import cml_engine as cml
+from cml_engine import ops
 from cml_engine.demo_game.chain import MODELS
 from tests.fixtures.models import write_model
 from tests.onnx_nodes import difference, on_cpu, random_inputs
@@ -89,7 +90,7 @@ def test_watching_and_ranking(counter):
 
 
 def test_operators_that_onnx_runtime_lacks(tmp_path, own_operators):
-    cml.register(cml.OpSpec("my_sum", infer=cml.same_as(0), cpu=lambda attrs, x: x))
+    cml.register(cml.OpSpec("my_sum", infer=ops.same_as(0), cpu=lambda attrs, x: x))
     text = """version 1.0;
 extension KHR_enable_fragment_definitions;
 fragment my_sum(x: tensor<scalar>) -> (y: tensor<scalar>);

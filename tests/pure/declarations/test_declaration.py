@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine import ops
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.compiler.planning.lower import lower as plan
 from cml_engine.compiler.planning.plan_graph import plan_graph
-from cml_engine.compiler.plugins import load_file
 from cml_engine.errors import OperatorError
 from cml_engine.gpu.shaders.hlsl import parse_params
 from cml_engine.ir.graph import Fact, Graph
 from cml_engine.ir.limits import Limits
-from cml_engine.ops import load_families, registered
+from cml_engine.ops import load_file
+from cml_engine.ops.declaration.registry import load_families, registered
 from cml_engine.ops.declaration.spec import Traits
 from cml_engine.ops.declaration.split_bindings import declaration
 from cml_engine.ops.registration import registering
@@ -35,7 +36,7 @@ def spec(**changes):
     given = {
         "name": "twice",
         "signature": SIGNATURE,
-        "infer": cml.same_as(0),
+        "infer": ops.same_as(0),
         "kernel": cml.Kernel(source=KERNEL),
     }
     return cml.OpSpec(**{**given, **changes})
@@ -65,12 +66,12 @@ WRONG = [
     (kernel(params="n:u"), "only a kernel with lower takes"),
     (kernel(params="n:double", lower=lambda op: []), "wanted name:u, name:i3, name:f"),
     (kernel(threads=lambda a, x: 1, lower=lambda op: []), "keep one"),
-    ({"cases": [((3,),)]}, "cases must be cml.Case"),
+    ({"cases": [((3,),)]}, "cases must be cml.ops.Case"),
     ({"tolerance": "1e-5"}, "tolerance is '1e-5'; wanted a number such as 1e-5, or cml.Tol"),
     ({"tolerance": True}, "tolerance is True; wanted a number"),
     ({"tolerance": -1e-5}, "of finite numbers, 0 or more"),
-    ({"tolerance": cml.Tolerance("1e-5", 0.0)}, "wanted a number such as"),
-    ({"tolerance": cml.Tolerance(float("nan"), 0.0, "none")}, "of finite numbers, 0 or more"),
+    ({"tolerance": ops.Tolerance("1e-5", 0.0)}, "wanted a number such as"),
+    ({"tolerance": ops.Tolerance(float("nan"), 0.0, "none")}, "of finite numbers, 0 or more"),
     (kernel(epilogues="places"), "states epilogues, which `void"),
     (kernel(half="each"), "takes none: its layouts are plain"),
     (kernel(group=(8, 8)), "its group is (8, 8); write group=64"),
@@ -101,7 +102,7 @@ def test_a_wrong_declaration_is_refused_at_once_by_name(changes, says):
 
 def test_a_standard_operator_keeps_its_own_signature():
     right = registered()["relu"]
-    cml.unregister("relu")
+    ops.unregister("relu")
     try:
         with pytest.raises(OperatorError, match="NNEF defines it as relu"):
             cml.register(spec(name="relu", signature=SIGNATURE.replace("twice", "relu")))
@@ -138,7 +139,7 @@ def step_of(shape, attrs, **changes):
     try:
         (step,) = plan(graph_of(shape, attrs), Limits()).steps
     finally:
-        cml.unregister("twice")
+        ops.unregister("twice")
     return step
 
 
@@ -294,7 +295,7 @@ LAUNCHES = [
     (lambda op: [launch(op, outputs=op.scratch(8))], "writes nothing to its result 'y0'"),
     (lambda op: [], "writes nothing to its result 'y0'"),
     (lambda op: None, "its lower function failed: TypeError"),
-    (lambda op: ["y0"], "gives 'y0', wanted a cml.Dispatch"),
+    (lambda op: ["y0"], "gives 'y0', wanted a cml.ops.Dispatch"),
     (lambda op: [launch(op, groups=1.5)], "wants 1.5 workgroups"),
     (lambda op: [launch(op, groups=-1)], "wants -1 workgroups"),
     (lambda op: [launch(op, writes=3)], "writes 3 of 2 tensors"),
@@ -323,7 +324,7 @@ def test_packed_constants_are_keyed_by_content():
 
     with pytest.raises(OperatorError, match=r"pack\('table'\) means other numbers in another node"):
         plan_of(lower, nodes=2)
-    cml.unregister("twice")
+    ops.unregister("twice")
     weights = plan_of(lower).weights["table"][1]
     assert weights.dtype == np.float32 and np.all(weights == 2)
 
@@ -332,7 +333,7 @@ def test_declared_epilogue_must_be_applied_by_the_kernel():
     source = "void main() { float v = cml_epilogue(1.0, 0, 0); }"
 
     def lower(op):
-        yield cml.Dispatch(1, (op.in_names[0], op.out_names[0]))
+        yield ops.Dispatch(1, (op.in_names[0], op.out_names[0]))
 
     kernel = cml.Kernel(source=source, lower=lower, epilogues="places")
     cml.register(spec(kernel=kernel))
@@ -343,9 +344,9 @@ def test_declared_epilogue_must_be_applied_by_the_kernel():
 
 
 INFERRED = [
-    (None, "gave None; wanted a cml.Fact"),
+    (None, "gave None; wanted a cml.ops.Fact"),
     ("scalar", "gave 'scalar'; wanted"),
-    (Fact("float32", (8,)), "wanted a cml.Fact of scalar, integer, logical"),
+    (Fact("float32", (8,)), "wanted a cml.ops.Fact of scalar, integer, logical"),
     (Fact("scalar", [8]), "a tuple of whole numbers"),
     (Fact("scalar", (8.0,)), "a tuple of whole numbers"),
     (Fact("scalar", (True,)), "a tuple of whole numbers"),
@@ -386,7 +387,7 @@ def test_prepare_must_return_a_function():
         cml.Session(graph_of((8,), {"k": 2.0}), "cpu")
 
 
-@pytest.mark.parametrize("cost", [None, 3.0, cml.Cost(float("nan"), 0, 0), cml.Cost(-1, 0, 0)])
+@pytest.mark.parametrize("cost", [None, 3.0, ops.Cost(float("nan"), 0, 0), ops.Cost(-1, 0, 0)])
 def test_a_cost_is_a_cost(cost):
     cml.register(spec(cost=lambda attrs, inputs, outputs: cost))
     with pytest.raises(OperatorError, match="operator 'twice': its cost function gave"):
@@ -405,16 +406,16 @@ load_families()
 
 
 def test_game_operator_gets_no_engine_traits():
-    cml.unregister("concat")
+    ops.unregister("concat")
     try:
-        spec = cml.register(cml.OpSpec("concat", infer=cml.same_as(0), cpu=np.concatenate))
+        spec = cml.register(cml.OpSpec("concat", infer=ops.same_as(0), cpu=np.concatenate))
         assert spec.traits == Traits()
         with pytest.raises(OperatorError, match="states traits, which are for the engine's own"):
             cml.register(
-                cml.OpSpec("mine", infer=cml.same_as(0), cpu=np.abs, traits=Traits(is_sum=True))
+                cml.OpSpec("mine", infer=ops.same_as(0), cpu=np.abs, traits=Traits(is_sum=True))
             )
     finally:
-        cml.unregister("concat")
+        ops.unregister("concat")
 
 
 @pytest.mark.parametrize(
@@ -439,7 +440,7 @@ SOURCE = "void kernel(uint thread) { y[thread] = x[thread]; }"
 cml.register(cml.OpSpec(
     "twice",
     signature="fragment twice(x: tensor<scalar>) -> (y: tensor<scalar>)",
-    infer=cml.same_as(0),
+    infer=cml.ops.same_as(0),
     cpu=lambda attrs, x: 2 * x,
     kernel=cml.Kernel(source=SOURCE),
 ))
@@ -453,7 +454,7 @@ graph g(x) -> (z) { x = external<scalar>(shape = [1, 4, 8, 8]);
 }
 """
 BROKEN = {
-    "infer": ("infer=cml.same_as(0)", "infer=helper.fail"),
+    "infer": ("infer=cml.ops.same_as(0)", "infer=helper.fail"),
     "cpu": ("cpu=lambda attrs, x: 2 * x", "cpu=helper.fail"),
     "prepare": ("cpu=", "prepare=helper.fail, cpu="),
     "cost": ("cpu=", "cost=helper.fail, cpu="),
@@ -510,7 +511,7 @@ def test_game_error_keeps_its_class_and_gets_the_model_line(tmp_path, function):
     def refuse(*given):
         raise Refused(4)
 
-    functions = {"infer": cml.same_as(0), "cpu": lambda attrs, x: x, "lower": None}
+    functions = {"infer": ops.same_as(0), "cpu": lambda attrs, x: x, "lower": None}
     functions[function] = refuse
     kernel = cml.Kernel(source="void kernel(uint thread) {}", lower=functions.pop("lower"))
     signature = "fragment twice(x: tensor<scalar>) -> (y: tensor<scalar>)"

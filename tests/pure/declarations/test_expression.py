@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine import ops
 from cml_engine.errors import OperatorError
 from cml_engine.ir.graph import Attrs, Fact
-from cml_engine.ops import load_families
 from cml_engine.ops.declaration.expression import ExpressionError, evaluate, hlsl, parse, wide_hlsl
+from cml_engine.ops.declaration.registry import load_families
 from cml_engine.ops.elementwise.elementwise_op import ELEMENTWISE
 from cml_engine.ops.registration import known_functions
 from tests.fixtures.messages import raises
@@ -156,7 +157,7 @@ DECLARATIONS = [
     ({"expression": "x", "params": "x: tensor<scalar>, n: integer = 1"}, "'n' is integer"),
     ({"expression": "x", "params": "x: tensor<scalar>, y: tensor<scalar>"}, "not use its operand"),
     ({"expression": "1", "params": "k: scalar = 1.0"}, "takes 0 tensors and gives 1"),
-    ({"expression": "x", "infer": cml.same_as(0)}, "its infer follows from its expression"),
+    ({"expression": "x", "infer": ops.same_as(0)}, "its infer follows from its expression"),
     ({"expression": "x", "kernel": cml.Kernel(source="void kernel(uint thread) {}")}, "its kernel"),
     ({"expression": 3}, "expression must be a text, got 3"),
     ({"expression": "x" * 601}, "more than 600 letters"),

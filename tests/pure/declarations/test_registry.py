@@ -6,7 +6,7 @@ import pytest
 
 from cml_engine import ops
 from cml_engine.nnef.expansion.signatures import EXTENSIONS, STDLIB
-from cml_engine.ops import load_families, registered
+from cml_engine.ops.declaration.registry import load_families, registered
 from cml_engine.ops.kernel_files import KERNEL_FOLDER
 from cml_engine.tools.report.operator_support import (
     EXTENSION,

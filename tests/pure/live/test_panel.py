@@ -5,8 +5,7 @@ from collections import deque
 import pytest
 
 from cml_engine import FrameReport
-from cml_engine.scheduler.reports import SliceReport
-from cml_engine.tools.panel.frames import (
+from cml_engine.panel.frames import (
     LANES,
     FrameLog,
     FrameSample,
@@ -20,8 +19,9 @@ from cml_engine.tools.panel.frames import (
     times,
     why,
 )
-from cml_engine.tools.panel.panel import layout_for
-from cml_engine.tools.panel.ranking import RecentTimes, ordered, rows
+from cml_engine.panel.panel import layout_for
+from cml_engine.panel.ranking import RecentTimes, ordered, rows
+from cml_engine.scheduler.reports import SliceReport
 
 # --- operators
 

@@ -8,7 +8,7 @@ import pytest
 import cml_engine as cml
 from cml_engine.compiler import plugins
 from cml_engine.compiler.passes.rules import registered_rules
-from cml_engine.ops import registered
+from cml_engine.ops.declaration.registry import registered
 
 FILE = """
 import cml_engine as cml
@@ -20,7 +20,7 @@ cml.register(cml.OpSpec(
 ))
 """
 RULE = """
-cml.register_rule(cml.Rule("{rule}", ("abs",), lambda match: None))
+cml.ops.register_rule(cml.ops.Rule("{rule}", ("abs",), lambda match: None))
 """
 
 

@@ -26,9 +26,9 @@ from cml_engine.cpu.compare import compare
 from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.ir.limits import Limits
-from cml_engine.ops import load_families, registered
+from cml_engine.ops.declaration.registry import load_families, registered
+from cml_engine.testing import case_graph
 from cml_engine.tools.report.model_facts import ModelFacts
-from cml_engine.tools.testing import case_graph
 from tests.fixtures.graphs import random_maps
 from tests.fixtures.models import write_model
 
@@ -191,7 +191,7 @@ graph net(x) -> (y)
     y = reshape(x, shape = [4, 4]);
 }
 """
-    graph = optimize(cml.load(cml.MemoryModel(text)))
+    graph = optimize(cml.load(cml.nnef.MemoryModel(text)))
     assert not planned(graph, 256).steps
     with pytest.raises(InputError, match="the network takes 256 "):
         planned(graph, 255)
@@ -341,7 +341,7 @@ def network(body, height, width):
     weights = {"f": np.ones([int(n) for n in shape[1].split(",")], np.float32)} if shape else {}
     text = f"x = external<scalar>(shape = [1, 16, {height}, {width}]); {body}"
     return cml.load(
-        cml.MemoryModel(f"version 1.0;\ngraph large(x) -> (y)\n{{\n{text}\n}}\n", weights)
+        cml.nnef.MemoryModel(f"version 1.0;\ngraph large(x) -> (y)\n{{\n{text}\n}}\n", weights)
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, fields
 import pytest
 
 import cml_engine as cml
+from cml_engine import ops
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.decisions import (
     decisions_of,
@@ -22,7 +23,7 @@ from cml_engine.ops import Case, Random
 from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.ops.indexing import scatter
 from cml_engine.runtime.session import CompileOptions
-from cml_engine.tools.testing import case_graph
+from cml_engine.testing import case_graph
 from tests.fixtures.graphs import Net
 from tests.fixtures.models import write_model
 
@@ -189,12 +190,12 @@ def test_every_kernel_field_refuses_invalid_values(option):
             continue
         kernel = cml.Kernel(**{**stated, option: value})
         spec = cml.OpSpec(
-            "promises", cml.same_as(0), kernel=kernel,
+            "promises", ops.same_as(0), kernel=kernel,
             signature="fragment promises(x: tensor<scalar>) -> (y: tensor<scalar>);",
         )  # fmt: skip
         with pytest.raises(OperatorError):
             cml.register(spec)
-            cml.unregister("promises")
+            ops.unregister("promises")
             pytest.fail(f"Kernel({option}={value!r}) was taken")
 
 

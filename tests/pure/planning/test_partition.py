@@ -3,6 +3,7 @@
 import pytest
 
 import cml_engine as cml
+from cml_engine import ops
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.passes.partition import group_cpu_operators
 from cml_engine.compiler.planning.dispatches import PlanOptions
@@ -17,7 +18,7 @@ def host(own_operators):
     cml.register(
         cml.OpSpec(
             "host",
-            infer=cml.same_as(0),
+            infer=ops.same_as(0),
             cpu=lambda attrs, x: -x,
             signature="fragment host(x: tensor<scalar>) -> (y: tensor<scalar>);",
         )
@@ -74,7 +75,7 @@ def test_results_that_stay_on_the_host_take_no_memory_of_the_device():
 
 
 def test_a_constant_that_only_the_host_reads_is_not_uploaded():
-    cml.register(cml.OpSpec("host_add", infer=cml.same_as(0), cpu=lambda attrs, x, y: x + y))
+    cml.register(cml.OpSpec("host_add", infer=ops.same_as(0), cpu=lambda attrs, x, y: x + y))
     net = Net(1, 3, 4, 5)
     plan = planned(net, net.op("host_add", net.op("relu", "x"), net.random(1, 3, 4, 5)))
     assert plan.weights_bytes == 0
@@ -92,7 +93,7 @@ def test_parts_of_different_inputs_stay_apart_where_a_run_may_skip_one():
         b = host(z);
         y = add(a, b);
     }"""
-    graph = cml.load(cml.MemoryModel(text, {}))
+    graph = cml.load(cml.nnef.MemoryModel(text, {}))
     for retain, count in ((False, 1), (True, 2)):
         plan = plan_graph(
             optimize(graph, retain=retain), Limits(), options=PlanOptions(retain=retain)

@@ -15,7 +15,7 @@ from cml_engine.compiler.planning.lower import lower
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Fact, Graph, Node
 from cml_engine.ir.limits import Limits
-from cml_engine.ops import load_families
+from cml_engine.ops.declaration.registry import load_families
 from cml_engine.runtime.session.compile_graph import Compiled, ShapeCache
 from tests.fixtures.graphs import Net, mobilenet_block, se_block, unet_block
 

@@ -32,8 +32,8 @@ from cml_engine.ir.layout import (
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.conv.kernels.winograd import in_steps, transformed_filter
 from cml_engine.runtime.node_check import StorageError, round_to_half, storage_errors
+from cml_engine.testing import full_attrs
 from cml_engine.tools.report.validation import StorageReport
-from cml_engine.tools.testing import full_attrs
 from tests.fixtures.graphs import Net, unet_block
 from tests.fixtures.integer.networks import IntegerNet, line
 from tests.fixtures.texts import operator_call

@@ -11,7 +11,7 @@ from cml_engine.compiler.tuning_tables import Record, records_in, save, table_fo
 from cml_engine.errors import InputError
 from cml_engine.io.data_folders import tuning_file
 from cml_engine.ops.declaration.choice import TunedChoice, VariantTable
-from cml_engine.runtime.tuning.trial import Trial
+from cml_engine.tuning.trial import Trial
 from tests.fixtures import hostile_json
 
 DEVICE = "some GPU (driver 1.2)"

@@ -18,7 +18,7 @@ from cml_engine.compiler.planning.memory import (
 from cml_engine.ir.graph import Node
 from cml_engine.ir.layout import C4, PLAIN
 from cml_engine.ir.limits import Limits
-from cml_engine.tools.testing import full_attrs
+from cml_engine.testing import full_attrs
 from tests.fixtures.graphs import BLOCKS, Net
 
 ALIGNED = replace(Limits(), storage_offset_alignment=32)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cml_engine.io.atomic_write import write_atomically
+from cml_engine.io import write_atomically
 from tests.fixtures.pages import ROOT
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs the modes and files of POSIX")

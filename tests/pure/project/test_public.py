@@ -9,6 +9,8 @@ from operator import attrgetter
 
 import pytest
 
+import cml_engine
+from cml_engine import ops
 from tests.fixtures.pages import ROOT
 
 MODULES = re.findall(r"module:: ([\w.]+)", (ROOT / "docs" / "api.md").read_text())
@@ -91,9 +93,27 @@ def callable_of(name):
 def test_public_name_exists_and_has_a_docstring(module):
     found = importlib.import_module(module)
     assert found.__doc__
-    if module == "cml_engine.tools.panel.drawing":
+    if module == "cml_engine.panel":
         pytest.importorskip("imgui_bundle")
     assert [name for name in public_callables(found) if not inspect.getdoc(callable_of(name))] == []
+
+
+def test_the_interface_is_small():
+    """About thirty names for every host; no module of it is deeper than ``cml_engine.name``."""
+    assert len(NAMES["cml_engine"]) <= 32
+    assert all(module.count(".") <= 1 for module in MODULES)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_dir_lists_the_public_names(module):
+    assert set(dir(importlib.import_module(module))) >= NAMES[module]
+
+
+def test_a_moved_name_says_where_it_is():
+    with pytest.warns(DeprecationWarning, match="cml_engine.Case is cml_engine.ops.Case now"):
+        assert cml_engine.Case is ops.Case
+    for module, names in cml_engine._MOVED.items():
+        assert set(names.split()) <= NAMES[f"cml_engine.{module}"]
 
 
 def test_examples_the_demo_and_the_pages_use_public_names_only():
@@ -114,12 +134,12 @@ def test_the_programs_are_found():
         ("from cml_engine.gpu.gpu import Gpu", ["cml_engine.gpu.gpu.Gpu"]),
         ("import cml_engine.runtime.session", ["cml_engine.runtime.session"]),
         (
-            "from cml_engine.tools.testing import check, case_graph",
-            ["cml_engine.tools.testing.case_graph"],
+            "from cml_engine.testing import check, case_graph",
+            ["cml_engine.testing.case_graph"],
         ),
         (
-            "from cml_engine.tools import testing\ntesting.case_graph",
-            ["cml_engine.tools.testing.case_graph"],
+            "from cml_engine import testing\ntesting.case_graph",
+            ["cml_engine.testing.case_graph"],
         ),
     ],
 )

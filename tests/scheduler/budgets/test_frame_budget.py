@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from cml_engine import FrameScheduler, VirtualClock
+from cml_engine import FrameScheduler
+from cml_engine.scheduler import VirtualClock
 from cml_engine.scheduler.planning.controller import FrameController
 from cml_engine.scheduler.tools.simulate import SimGpu
 from tests.scheduler.budgets import frame_budgets

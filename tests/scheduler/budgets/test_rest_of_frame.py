@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from cml_engine import FrameScheduler, VirtualClock
+from cml_engine import FrameScheduler
+from cml_engine.scheduler import VirtualClock
 from cml_engine.scheduler.planning.controller import FrameController
 from cml_engine.scheduler.recording import Recording, decisions_of
 from cml_engine.scheduler.tools.replay import replay

@@ -2,7 +2,8 @@
 
 import pytest
 
-from cml_engine import CostModel, FrameScheduler, VirtualClock
+from cml_engine import FrameScheduler
+from cml_engine.scheduler import CostModel, VirtualClock
 from cml_engine.scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep
 
 FRAME = 1000 / 60

@@ -6,7 +6,8 @@ cost and their ETA count only these steps.
 
 import pytest
 
-from cml_engine import FrameScheduler, VirtualClock
+from cml_engine import FrameScheduler
+from cml_engine.scheduler import VirtualClock
 from cml_engine.scheduler.tools.replay import replay
 from cml_engine.scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
 from tests.fixtures.frames.simulated import run_frames

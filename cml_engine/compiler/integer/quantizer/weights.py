@@ -1,4 +1,4 @@
-"""``cml.quantize_weights``: stores a float network's weights in 8 or 4 bits; reports the error."""
+"""Stores a float network's weights in 8 or 4 bits, and reports the error."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def quantize_weights(graph: Graph, samples: Samples, bits: int = 8) -> tuple[Gra
 
     Examples
     --------
-    >>> small, report = cml.quantize_weights(graph, [{"image": image}], bits=8)
+    >>> small, report = cml.integer.quantize_weights(graph, [{"image": image}], bits=8)
     >>> report.after <= report.before
     True
     """

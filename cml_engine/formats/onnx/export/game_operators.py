@@ -29,8 +29,8 @@ from cml_engine.nnef.expansion.library import Library
 from cml_engine.nnef.expansion.signatures import STDLIB, declared_signature
 from cml_engine.nnef.expansion.values import TensorRef
 from cml_engine.nnef.text.parser import parse_fragments
-from cml_engine.ops import is_registered, registered
 from cml_engine.ops.declaration.expression import nnef
+from cml_engine.ops.declaration.registry import is_registered, registered
 
 #: the domain of placeholders
 GAME = "game"

@@ -166,7 +166,7 @@ def quantize(a: Namespace) -> int:
 )
 def tune(a: Namespace) -> None:
     """Measure the fastest kernels on this GPU, for all later sessions."""
-    from cml_engine.runtime import tuning
+    from cml_engine import tuning
 
     session = session_of(a, load_model(a), "gpu")
     count = len(tuning.Bench(session).candidates)

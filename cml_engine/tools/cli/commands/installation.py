@@ -137,7 +137,7 @@ def selftest(a: Namespace) -> int:
     """Prove the engine on this GPU: kernels, textures, networks, frames; write a file."""
     from cml_engine.gpu.gpu import Gpu
     from cml_engine.io.arrays import check_place
-    from cml_engine.ops import load_families, registered
+    from cml_engine.ops.declaration.registry import load_families, registered
     from cml_engine.tools.selftest.context import SelfTest
     from cml_engine.tools.selftest.report import SelfTestReport, describe_device, versions
     from cml_engine.tools.selftest.run import PARTS, run

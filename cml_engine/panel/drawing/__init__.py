@@ -1,14 +1,14 @@
 """The sections of a panel, drawn with Dear ImGui (imgui-bundle) into the current context."""
 
-from cml_engine.tools.panel.drawing.ranking import RankingPanel
-from cml_engine.tools.panel.drawing.sections import (
+from cml_engine.panel.drawing.ranking import RankingPanel
+from cml_engine.panel.drawing.sections import (
     FramePanel,
     JobsPanel,
     MemoryPanel,
     SlidersPanel,
     TimelinePanel,
 )
-from cml_engine.tools.panel.drawing.widgets import (
+from cml_engine.panel.drawing.widgets import (
     bar,
     packed,
     rectangle,
@@ -18,7 +18,7 @@ from cml_engine.tools.panel.drawing.widgets import (
     text,
     wrapped,
 )
-from cml_engine.tools.panel.panel import PanelSection
+from cml_engine.panel.panel import PanelSection
 
 __all__ = [
     "FramePanel",

@@ -5,7 +5,7 @@ See ``docs/faster.md``.
 """
 
 from cml_engine.compiler.tuning_tables import Record, table_for
-from cml_engine.runtime.tuning.trial import Trial
-from cml_engine.runtime.tuning.tune import Bench, TrialNode, TuneReport, tune
+from cml_engine.tuning.trial import Trial
+from cml_engine.tuning.tune import Bench, TrialNode, TuneReport, tune
 
 __all__ = ["Bench", "TrialNode", "Record", "Trial", "TuneReport", "table_for", "tune"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 
-from cml_engine.tools.panel.frames import Key, OperatorTime
+from cml_engine.panel.frames import Key, OperatorTime
 
 #: the length of "the last seconds", and the interval between saved costs
 WINDOW_S = 5.0

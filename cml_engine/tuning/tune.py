@@ -22,7 +22,7 @@ from cml_engine.ir.graph import Array, Graph, Node
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.choice import Choice, VariantTable
 from cml_engine.runtime.rank import time_interleaved, time_run
-from cml_engine.runtime.tuning.trial import Trial
+from cml_engine.tuning.trial import Trial
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,7 +77,7 @@ class TrialNode:
 class Bench:
     """The choices of a session's plan, ready to be measured: :attr:`candidates`.
 
-    :func:`cml_engine.runtime.tuning.tune` measures all at once, :class:`cml_engine.Tuning`
+    :func:`cml_engine.tuning.tune` measures all at once, :class:`cml_engine.Tuning`
     measures them in the frames of a game. With ``again``, choices that are already in the device's
     table are measured too.
 
@@ -197,7 +197,7 @@ class MeasuredChoice:
 
 @dataclass(frozen=True)
 class TuneReport:
-    """The result of :func:`cml_engine.runtime.tuning.tune`.
+    """The result of :func:`cml_engine.tuning.tune`.
 
     ``before_after`` has the ms of whole runs by the engine's rules and by the table, ``[runs,
     2]``. It is empty if both select the same kernels.

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckReport",
+    "PlanOptions",
     "check",
     "time_interleaved",
 ]
@@ -99,7 +100,9 @@ def check(spec: OpSpec | str, gpu: Gpu | None = None, *, partitions: int = 2) ->
     """
     operator = lookup(spec if isinstance(spec, str) else spec.name)
     if not operator.cases:
-        raise InputError(f"operator '{operator.name}' has no cases: add cases=[cml.Case(…)] to it")
+        raise InputError(
+            f"operator '{operator.name}' has no cases: add cases=[cml.ops.Case(…)] to it"
+        )
     if operator.kernel is None:
         raise InputError(f"operator '{operator.name}' has no kernel to check")
     if gpu is None:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from imgui_bundle import ImVec2, imgui
 
 from cml_engine.ir.graph import Graph
-from cml_engine.tools.panel import palette
-from cml_engine.tools.panel.drawing import widgets
-from cml_engine.tools.panel.frames import Key
-from cml_engine.tools.panel.palette import Colour
-from cml_engine.tools.panel.panel import Layout, PanelSection, PanelView
-from cml_engine.tools.panel.ranking import RankRow, RecentTimes, ordered, rows
+from cml_engine.panel import palette
+from cml_engine.panel.drawing import widgets
+from cml_engine.panel.frames import Key
+from cml_engine.panel.palette import Colour
+from cml_engine.panel.panel import Layout, PanelSection, PanelView
+from cml_engine.panel.ranking import RankRow, RecentTimes, ordered, rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 from imgui_bundle import ImVec2, ImVec4, imgui
 
-from cml_engine.tools.panel import palette
-from cml_engine.tools.panel.palette import Colour
+from cml_engine.panel import palette
+from cml_engine.panel.palette import Colour
 
 #: the share of a shortened text that is its beginning
 _BEGIN = 0.4

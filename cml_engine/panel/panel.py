@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from cml_engine.errors import InputError
 from cml_engine.ir.graph import SliderValue
-from cml_engine.tools.panel.frames import FrameLog, Key, OperatorTime
+from cml_engine.panel.frames import FrameLog, Key, OperatorTime
 
 if TYPE_CHECKING:
     from cml_engine import FrameReport, FrameScheduler, Gpu, Job, Session
@@ -113,7 +113,7 @@ class PanelSection:
     """The base class of a section: a title that opens and closes it, and widgets below the title.
 
     A subclass states ``title`` and draws in :meth:`draw`. It is shown by its place in
-    :data:`cml_engine.tools.panel.drawing.SECTIONS`, or in ``Panel(sections=)`` of a game.
+    :data:`cml_engine.panel.drawing.SECTIONS`, or in ``Panel(sections=)`` of a game.
 
     Examples
     --------
@@ -183,7 +183,7 @@ class Panel:
         log: FrameLog | None = None,
     ) -> None:
         self._imgui = _drawing("imgui_bundle").imgui
-        drawing = _drawing("cml_engine.tools.panel.drawing")
+        drawing = _drawing("cml_engine.panel.drawing")
         self._scheduler, self._sessions = scheduler, sessions
         self.log = log or FrameLog(scheduler.frame_ms, sessions)
         self.sections: tuple[PanelSection, ...] = (

@@ -1,6 +1,10 @@
 """A Dear ImGui panel that shows the networks' work in a game's frames: its data and its drawing."""
 
-from cml_engine.tools.panel.frames import (
+from typing import TYPE_CHECKING
+
+from cml_engine.lazy import lazy_names
+from cml_engine.panel import palette
+from cml_engine.panel.frames import (
     FrameLog,
     FrameSample,
     Key,
@@ -8,7 +12,7 @@ from cml_engine.tools.panel.frames import (
     OperatorTimes,
     percentile,
 )
-from cml_engine.tools.panel.panel import (
+from cml_engine.panel.panel import (
     Layout,
     Panel,
     PanelSection,
@@ -16,7 +20,12 @@ from cml_engine.tools.panel.panel import (
     check_titles,
     layout_for,
 )
-from cml_engine.tools.panel.ranking import RankRow, rows
+from cml_engine.panel.ranking import RankRow, rows
+
+if TYPE_CHECKING:
+    from cml_engine.panel import drawing
+else:
+    __getattr__, __dir__ = lazy_names(__name__, {"cml_engine.panel.drawing": ""})
 
 __all__ = [
     "FrameLog",
@@ -30,7 +39,9 @@ __all__ = [
     "PanelView",
     "RankRow",
     "check_titles",
+    "drawing",
     "layout_for",
+    "palette",
     "percentile",
     "rows",
 ]

@@ -13,10 +13,9 @@ from imgui_bundle import ImVec2, ImVec4, imgui
 
 from cml_engine.ir.graph import Slider, SliderValue
 from cml_engine.ir.memory import MemoryStats, mib
-from cml_engine.runtime.session import Session
-from cml_engine.tools.panel import palette
-from cml_engine.tools.panel.drawing import widgets
-from cml_engine.tools.panel.frames import (
+from cml_engine.panel import palette
+from cml_engine.panel.drawing import widgets
+from cml_engine.panel.frames import (
     HISTORY,
     LANES,
     Bar,
@@ -31,8 +30,9 @@ from cml_engine.tools.panel.frames import (
     times,
     why,
 )
-from cml_engine.tools.panel.palette import Colour
-from cml_engine.tools.panel.panel import Layout, OnChange, PanelSection, PanelView
+from cml_engine.panel.palette import Colour
+from cml_engine.panel.panel import Layout, OnChange, PanelSection, PanelView
+from cml_engine.runtime.session import Session
 
 if TYPE_CHECKING:
     from cml_engine import FrameReport, Job
