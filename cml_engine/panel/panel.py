@@ -26,8 +26,6 @@ OnChange = Callable[[str, str, SliderValue], None]
 _TWO_COLUMNS_EM = 30.0
 _FULL_EM = (84.0, 48.0)
 
-#: seconds between updates of slowly changing data
-_REFRESH_S = 0.25
 #: the frames of the mean CPU time of the panel
 _CPU_FRAMES = 60
 #: points between the window and the edges of the screen
@@ -128,6 +126,8 @@ class PanelSection:
     column: Column = "left"
     #: the height of the window, in ems, from which the section is open at start
     opens_from_em = math.inf
+    #: seconds between two calls of :meth:`refresh`
+    refresh_s = 0.25
 
     def is_empty(self, view: PanelView) -> bool:
         """Returns True if the section has nothing to show, so that even its header is left out."""
@@ -137,7 +137,10 @@ class PanelSection:
         """Collects data in every frame, even while the section is closed; by default nothing."""
 
     def refresh(self, view: PanelView, now_s: float) -> None:
-        """Computes data that changes slowly, four times a second while the section is open."""
+        """Computes data that changes slowly, every ``refresh_s`` seconds while it is open.
+
+        No frame refreshes two sections.
+        """
 
     def draw(self, view: PanelView, layout: Layout) -> None:
         """Draws the widgets below the title, in every frame while open."""
@@ -295,11 +298,13 @@ class Panel:
                 self.draw_column(side, layout)
             imgui.end_child()
         self.end_draw()
+        self.refresh()
 
     def draw_column(self, side: Column, layout: Layout) -> None:
         """Draws the sections of one column into the current window; with one column, all sections.
 
-        A host that arranges the columns itself calls :meth:`end_draw` after the last one.
+        A host that arranges the columns itself calls :meth:`end_draw` after the last one, and
+        :meth:`refresh` in this or another frame.
         """
         imgui, view = self._imgui, self._view()
         now_s, height_em = 1e-3 * view.now_ms, imgui.get_io().display_size.y / imgui.get_font_size()
@@ -319,16 +324,20 @@ class Panel:
             section.draw(view, layout)
 
     def end_draw(self) -> None:
-        """Ends the drawing of a frame: refreshes one open section at most.
-
-        No frame pays for all sections.
-        """
+        """Ends the drawing of a frame."""
         self._arrange = False
+
+    def refresh(self) -> None:
+        """Refreshes the open section that has waited longest, if one is due.
+
+        No frame pays for all sections. A host that does not draw the panel in every frame calls it
+        in a frame in which it does not.
+        """
         view = self._view()
         now_s = 1e-3 * view.now_ms
-        due = [s for s in self.sections if s in self._open and self._due_s.get(s, 0.0) <= now_s]
-        for section in due[:1]:
-            self._due_s[section] = now_s + _REFRESH_S
+        section = min(self._open, key=lambda s: self._due_s.get(s, 0.0), default=None)
+        if section is not None and self._due_s.get(section, 0.0) <= now_s:
+            self._due_s[section] = now_s + section.refresh_s
             section.refresh(view, now_s)
 
     def _view(self) -> PanelView:

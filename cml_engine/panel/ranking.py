@@ -83,22 +83,22 @@ def rows(
     spent = []
     for key, operator in operators.items():
         recent = operator.since((before or {}).get(key))
-        if recent.total_ms > 0:
-            spent.append((key, recent))
-    sum_ms = sum(recent.total_ms for _, recent in spent)
-    return [_row(key, recent, sum_ms) for key, recent in spent]
+        average_ms = recent.average_ms if recent.runs > 0 else 0.0  # a median: computed once
+        if average_ms > 0:
+            spent.append((key, recent, average_ms))
+    sum_ms = sum(average_ms * recent.runs for _, recent, average_ms in spent)
+    return [_row(key, recent, average_ms, sum_ms) for key, recent, average_ms in spent]
 
 
-def _row(key: Key, time: OperatorTime, sum_ms: float) -> RankRow:
-    average_ms = time.average_ms
+def _row(key: Key, time: OperatorTime, average_ms: float, sum_ms: float) -> RankRow:
     # work per ms, times 1000 ms, over 1e9
     per_second = 1e-6 / average_ms if average_ms > 0 else 0.0
     return RankRow(
         key=key,
         network=time.network,
         title=f"{time.title} {time.part}".rstrip(),
-        share=time.total_ms / sum_ms,
-        total_ms=time.total_ms,
+        share=average_ms * time.runs / sum_ms,
+        total_ms=average_ms * time.runs,
         runs=time.runs,
         average_ms=average_ms,
         error=time.error,

@@ -85,6 +85,8 @@ class Overlay:
         self._waited_s, self._urgent_frames = 0.0, _SETTLING_FRAMES
         #: True: imgui has triangles that are not in the picture yet
         self._is_built = False
+        #: True: the panel's data was refreshed since the last drawing
+        self._is_refreshed = False
         self.resize(width, height)
         sessions, log = game.agents.sessions, game.log
         self.panel = Panel(game.scheduler, sessions, sections=(ControlsSection(game),), log=log)
@@ -164,7 +166,12 @@ class Overlay:
         self._waited_s += dt_s
         # what one frame lays out the next one draws, unless the player waits for it
         is_drawn = self._is_built or self._urgent_frames > 0
-        if self._urgent_frames or (not self._is_built and self._waited_s >= _EVERY_S):
+        is_due = not self._is_built and self._waited_s >= _EVERY_S
+        # in a frame that does nothing else, or in one that draws if there was none since the last
+        if not self._is_refreshed if is_drawn else not is_due:
+            self.panel.refresh()
+        self._is_refreshed = not is_drawn and (self._is_refreshed or not is_due)
+        if is_due or self._urgent_frames:
             self._build()
         if is_drawn:
             self._is_built = False

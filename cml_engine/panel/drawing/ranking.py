@@ -68,13 +68,13 @@ _SELECTABLE = imgui.SelectableFlags_.span_all_columns.value
 
 @dataclass(frozen=True, slots=True)
 class RankLine:
-    """A row of the table with its texts by value, and bars from 0 to 1 behind some of them.
+    """The texts of a row by value, and bars from 0 to 1 behind some of them.
 
-    ``widths`` are the texts' widths in points, and ``colour`` is the network's.
+    ``widths`` are the texts' widths in points, ``colour`` is the network's and ``shade`` the bars'.
     """
 
-    row: RankRow
     colour: Colour
+    shade: Colour
     texts: dict[str, str]
     widths: dict[str, float]
     bars: dict[str, float]
@@ -88,7 +88,7 @@ class RankLine:
             texts["average_ms"], texts["error"] = f"~{texts['average_ms']}", "?"
         widths = {value: float(imgui.calc_text_size(text).x) for value, text in texts.items()}
         bars = {value: getattr(row, value) / maximum for value, maximum in best.items() if maximum}
-        return cls(row, colour, texts, widths, bars)
+        return cls(colour, palette.faded(colour, 0.28), texts, widths, bars)
 
 
 class RankingPanel(PanelSection):
@@ -106,8 +106,12 @@ class RankingPanel(PanelSection):
         self.selected: Key | None = None
         #: the value to sort by
         self.sorted_by, self.descending = "share", True
-        self.lines: list[RankLine] = []
+        self.rows: list[RankRow] = []
+        #: the texts of the rows that were drawn since they were computed
+        self._lines: dict[Key, RankLine] = {}
         self._recent = RecentTimes()
+        #: the columns with their widths, for a width of the table and a font size
+        self._fitted: tuple[tuple[float, float], list[tuple[_Column, float]]] | None = None
         #: the names as they are drawn, by row, each with the width in points that it fits into
         self._names: dict[Key, tuple[float, str]] = {}
         #: the values that fill the bars: the largest share now, the highest rates ever
@@ -116,21 +120,19 @@ class RankingPanel(PanelSection):
 
     def refresh(self, view: PanelView, now_s: float) -> None:
         """Computes and sorts the rows of the table again."""
-        self._update_lines(view)
+        self._update_rows(view)
 
     def watch(self, view: PanelView, now_s: float) -> None:
         """Saves the operators' accumulated costs from time to time, for the choice "last 5 s"."""
         self._recent.save(now_s, view.operators)
 
-    def _update_lines(self, view: PanelView) -> None:
+    def _update_rows(self, view: PanelView) -> None:
         ranked = rows(view.operators, self._recent.before() if self.recent_only else None)
         self._best["share"] = 0.0
         for value, maximum in self._best.items():
             self._best[value] = max([maximum, *(getattr(row, value) for row in ranked)])
-        ordered_rows = ordered(ranked, self.sorted_by, self.descending)
-        colours = {name: palette.network_colour(name, view.sessions) for name in view.sessions}
-        self.lines = [RankLine.of(row, colours[row.network], self._best) for row in ordered_rows]
-        self._names = {}
+        self.rows = ordered(ranked, self.sorted_by, self.descending)
+        self._lines, self._names, self._fitted = {}, {}, None
 
     def draw(self, view: PanelView, layout: Layout) -> None:
         """Draws the choice of the period, the table, and the selected operator below it."""
@@ -139,10 +141,10 @@ class RankingPanel(PanelSection):
         imgui.same_line()
         if imgui.radio_button("last 5 s", self.recent_only):
             self._choose(True, view)
-        if not self.lines:
+        if not self.rows:
             widgets.text("no operator has been timed", palette.DIM)
             return
-        columns = _columns_in(imgui.get_content_region_avail().x, self._name_width(view))
+        columns = self._columns(imgui.get_content_region_avail().x, view)
         line = imgui.get_text_line_height() + 2 * imgui.get_style().cell_padding.y
         height = (layout.ranking_rows + 1) * line
         if imgui.begin_table("ranking", len(columns), _TABLE, ImVec2(0, height)):
@@ -151,30 +153,41 @@ class RankingPanel(PanelSection):
             imgui.end_table()
         self._selected(view)
 
+    def _columns(self, width: float, view: PanelView) -> list[tuple[_Column, float]]:
+        """Returns the columns that fit into ``width`` points, each with its width.
+
+        They are chosen again when the rows, the width or the font change.
+        """
+        key = width, imgui.get_font_size()
+        if self._fitted is None or self._fitted[0] != key:
+            columns = _columns_in(width, self._name_width(view))
+            self._fitted = key, [(column, _width(column)) for column in columns]
+        return self._fitted[1]
+
     def _name_width(self, view: PanelView) -> float:
         """Returns the width in points of the column of names: the longest name's, up to a limit."""
         only = len(view.sessions) == 1
-        longest = max((r.row.title if only else r.row.name for r in self.lines), key=len)
+        longest = max((row.title if only else row.name for row in self.rows), key=len)
         limit = float(_NAME_EM * imgui.get_font_size())
         return min(limit, float(imgui.calc_text_size(longest).x) + _MARK + 2 * _GAP)
 
     def _choose(self, recent_only: bool, view: PanelView) -> None:
         self.recent_only = recent_only
-        self._update_lines(view)
+        self._update_rows(view)
 
-    def _head(self, columns: list[_Column], view: PanelView) -> None:
+    def _head(self, columns: list[tuple[_Column, float]], view: PanelView) -> None:
         imgui.table_setup_scroll_freeze(0, 1)
         flag = imgui.TableColumnFlags_
-        for column in columns:
+        for column, width in columns:
             flags = flag.prefer_sort_descending.value
             if column.value == "name":
                 flags = flag.width_stretch.value
             if column.value == "share":
                 flags |= flag.default_sort.value
             number = _COLUMNS.index(column)
-            imgui.table_setup_column(column.title, flags, _width(column), number)
+            imgui.table_setup_column(column.title, flags, width, number)
         imgui.table_next_row(imgui.TableRowFlags_.headers.value)
-        for column in columns:
+        for column, _ in columns:
             imgui.table_next_column()
             imgui.table_header(column.title)
             imgui.set_item_tooltip(column.hint)
@@ -184,21 +197,21 @@ class RankingPanel(PanelSection):
             self.sorted_by = _COLUMNS[chosen.column_user_id].value
             self.descending = chosen.sort_direction == imgui.SortDirection.descending
             specs.specs_dirty = False
-            self._update_lines(view)
+            self._update_rows(view)
 
-    def _body(self, columns: list[_Column], view: PanelView) -> None:
+    def _body(self, columns: list[tuple[_Column, float]], view: PanelView) -> None:
         clipper = imgui.ListClipper()
-        clipper.begin(len(self.lines))
+        clipper.begin(len(self.rows))
         # the left end and the width of each column in points, by its value
         places: dict[str, tuple[float, float]] = {}
         while clipper.step():
             for index in range(clipper.display_start, clipper.display_end):
-                self._row(self.lines[index], columns, places, view)
+                self._row(self.rows[index], columns, places, view)
 
     def _row(
         self,
-        line: RankLine,
-        columns: list[_Column],
+        row: RankRow,
+        columns: list[tuple[_Column, float]],
         places: dict[str, tuple[float, float]],
         view: PanelView,
     ) -> None:
@@ -206,7 +219,10 @@ class RankingPanel(PanelSection):
         imgui.table_next_row()
         imgui.table_next_column()
         corner, height = imgui.get_cursor_screen_pos(), imgui.get_text_line_height()
-        y, row = corner.y, line.row
+        y, line = corner.y, self._lines.get(row.key)
+        if line is None:
+            colour = palette.network_colour(row.network, view.sessions)
+            line = self._lines[row.key] = RankLine.of(row, colour, self._best)
         space = imgui.get_content_region_avail().x
         chosen = self.selected == row.key
         if imgui.selectable(f"##{row.key}", chosen, _SELECTABLE)[0]:
@@ -215,8 +231,8 @@ class RankingPanel(PanelSection):
             imgui.set_tooltip("\n".join(content for content, _ in details(view, row.key)))
         draw = imgui.get_window_draw_list()
         widgets.rectangle(corner.x - 1, y + 1, 3.0, height - 2, line.colour)
-        self._name(line, corner.x + _MARK, y, space - _MARK, view)
-        for column in columns[1:]:
+        self._name(row, line.colour, ImVec2(corner.x + _MARK, y), space - _MARK, view)
+        for column, _ in columns[1:]:
             imgui.table_next_column()
             value = column.value
             if value not in places:
@@ -224,22 +240,24 @@ class RankingPanel(PanelSection):
             x, width = places[value]
             bar = line.bars.get(value, 0.0)
             if bar > 0:
-                widgets.rectangle(x, y, bar * width, height, palette.faded(line.colour, 0.28))
+                widgets.rectangle(x, y, bar * width, height, line.shade)
             at = ImVec2(x + max(0.0, width - line.widths[value]), y)
-            draw.add_text(at, widgets.packed(_cell_colour(line, value)), line.texts[value])
+            draw.add_text(at, widgets.packed(_cell_colour(row, value)), line.texts[value])
 
-    def _name(self, line: RankLine, x: float, y: float, space: float, view: PanelView) -> None:
+    def _name(
+        self, row: RankRow, colour: Colour, at: ImVec2, space: float, view: PanelView
+    ) -> None:
         """Draws the network's name, unless there is only one, and the operator within ``space``."""
-        draw, row = imgui.get_window_draw_list(), line.row
+        draw = imgui.get_window_draw_list()
         if len(view.sessions) > 1:
-            draw.add_text(ImVec2(x, y), widgets.packed(line.colour), row.network)
+            draw.add_text(at, widgets.packed(colour), row.network)
             used = imgui.calc_text_size(row.network).x + _GAP
-            x, space = x + used, space - used
+            at, space = ImVec2(at.x + used, at.y), space - used
         width, name = self._names.get(row.key, (0.0, ""))
         if width != space:
             name = widgets.shortened(row.title, space)
             self._names[row.key] = space, name
-        draw.add_text(ImVec2(x, y), widgets.packed(palette.TEXT), name)
+        draw.add_text(at, widgets.packed(palette.TEXT), name)
 
     def _selected(self, view: PanelView) -> None:
         if self.selected is None:
@@ -252,8 +270,8 @@ class RankingPanel(PanelSection):
         imgui.pop_text_wrap_pos()
 
 
-def _cell_colour(line: RankLine, value: str) -> Colour:
-    error = abs(line.row.error) if value == "error" else 0.0
+def _cell_colour(row: RankRow, value: str) -> Colour:
+    error = abs(row.error) if value == "error" else 0.0
     return palette.TEXT if error < 0.3 else palette.WARN if error < 1 else palette.BAD
 
 

@@ -47,8 +47,8 @@ _TABLE = (
 
 #: the top of the graph in targets: at least, so that a frame in time looks like one; at most
 _LEAST, _MOST = 1.5, 6.0
-#: seconds between two changes of the graph
-_GRAPH_S = 1 / 15
+#: seconds between two changes of the graph, and of the numbers
+_GRAPH_S, _NUMBERS_S = 1 / 15, 0.25
 #: frames that share a bar, which is as high as the highest of them
 _BAR_FRAMES = 2
 _BARS = HISTORY // _BAR_FRAMES
@@ -63,6 +63,7 @@ class FramePanel(PanelSection):
 
     title = "frames"
     opens_from_em = 0.0
+    refresh_s = _GRAPH_S
 
     def __init__(self) -> None:
         self._summary = FrameSummary(0, 0.0, 0.0, 0.0, 0)
@@ -71,14 +72,19 @@ class FramePanel(PanelSection):
         # marked until the next refresh, so that it can be read
         self._overrun: FrameSample | None = None
         self._cost = ""
-        self._graph_due_s = 0.0
+        self._numbers_due_s = 0.0
         self._bars: dict[str, _Heights] = {}
         self._filled = 0.0
         self._newest = 0
 
     def refresh(self, view: PanelView, now_s: float) -> None:
-        """Computes the percentiles, the legend and the scale of the graph from the log."""
+        """Computes the graph's bars from the log, or its scale, the legend and the percentiles."""
         target, frames = view.log.target_ms, complete(view.log.frames)
+        if now_s < self._numbers_due_s or not self._bars:
+            self._update_bars(frames, target)
+        if now_s < self._numbers_due_s:
+            return
+        self._numbers_due_s = now_s + _NUMBERS_S
         self._summary = summary(frames, target)
         # in half targets, so that the scale seldom jumps
         top = np.ceil(2 * 1.15 * self._summary.p99 / target) / 2
@@ -89,10 +95,7 @@ class FramePanel(PanelSection):
 
     def draw(self, view: PanelView, layout: Layout) -> None:
         """Draws the graph and the numbers below it."""
-        now_s, target = 1e-3 * view.now_ms, view.log.target_ms
-        if now_s >= self._graph_due_s:
-            self._graph_due_s = now_s + _GRAPH_S
-            self._update_bars(complete(view.log.frames), target)
+        target = view.log.target_ms
         self._graph(target, layout.graph_height)
         if not self._summary.frames:
             widgets.text("no frame measured yet", palette.DIM)

@@ -20,6 +20,7 @@ from cml_engine.demo_game.overlay.overlay import Overlay
 from cml_engine.demo_game.world.tile import TileId
 from cml_engine.panel import FrameLog, FrameSample, drawing, palette
 from cml_engine.panel.drawing import SECTIONS
+from cml_engine.panel.drawing import ranking as drawn_ranking
 from cml_engine.panel.drawing import widgets as drawn_widgets
 from cml_engine.panel.drawing.ranking import details
 from cml_engine.scheduler.reports import SliceReport
@@ -227,7 +228,7 @@ def test_windows_do_not_overlap_and_texts_fit(gpu, full, misfits, size, panels, 
     screen.frames(4)
     if panels is None and size in (SIZES[1], SIZES[-1]):
         opened = {section.title for section in screen.overlay.panel._open}
-        assert opened >= {"frames", "operators"} and len(screen.ranking.lines) > 20
+        assert opened >= {"frames", "operators"} and len(screen.ranking.rows) > 20
         drawn = (screen.pixels() != _BACKGROUND).any(axis=2).mean()
         assert drawn == pytest.approx(screen.overlay.covered, abs=0.02)
         assert drawn < (0.55 if welcome else 0.4), "most of the picture is the game's"
@@ -347,13 +348,13 @@ def test_clicks_in_the_middle_reach_the_game(show):
 def test_every_heading_of_the_ranking_sorts(show, widgets):
     screen = show(1920, 1080)
     ranking = screen.ranking
-    first = widgets[f"##{ranking.lines[0].row.key}"]
+    first = widgets[f"##{ranking.rows[0].key}"]
     seen, orders = set(), set()
     left, _, width, _ = screen.overlay.rectangles["right"]
     for x in range(round(left) + 24, round(left + width) - 24, 24):
         screen.click((x, first[1] - 17))
         seen.add(ranking.sorted_by)
-        orders.add(tuple(line.row.key for line in ranking.lines))
+        orders.add(tuple(row.key for row in ranking.rows))
     assert len(seen) == 8
     assert len(orders) >= 8
 
@@ -361,14 +362,14 @@ def test_every_heading_of_the_ranking_sorts(show, widgets):
 def test_a_selected_row_shows_its_line_of_the_model(show, full, widgets):
     screen = show()
     ranking = screen.ranking
-    key = next(line.row.key for line in ranking.lines if line.row.network == "upres")
+    key = next(row.key for row in ranking.rows if row.network == "upres")
     ranking.selected = key
     screen.frames(2)
     said = " ".join(text for text, _ in details(screen.overlay.panel._view(), key))
     step = full.agents.sessions["upres"].plan.steps[key[1]]
     assert " ".join(step.source.text.split()) in said
     assert f"{step.groups} workgroup" in said and "graph.nnef" in said
-    other = next(line.row.key for line in ranking.lines if line.row.key != key)
+    other = next(row.key for row in ranking.rows if row.key != key)
     position = widgets[f"##{other}"]
     screen.click(position)
     assert ranking.selected == other
@@ -379,14 +380,14 @@ def test_a_selected_row_shows_its_line_of_the_model(show, full, widgets):
 def test_last_seconds_show_only_recent_operators(show, full, widgets):
     screen = show()
     screen.click(widgets["last 5 s"])
-    assert screen.ranking.lines == []
+    assert screen.ranking.rows == []
     key = "upres", 0
     full.log.operators[key].runs += 1.0
     for _ in turns():  # rows are counted again after a quarter of a second
         screen.frames()
-        if screen.ranking.lines:
+        if screen.ranking.rows:
             break
-    assert [line.row.key for line in screen.ranking.lines] == [key]
+    assert [row.key for row in screen.ranking.rows] == [key]
 
 
 @pytest.fixture
@@ -421,6 +422,41 @@ def test_windows_are_built_twelve_times_a_second_and_after_an_input(show, full, 
     screen.event("pointer_move", x=60.0, y=24.0)  # over a heading, which lights up
     screen.frames(1, dt_s=0.0)
     assert len(built) == before + 1 and screen.pixels().tobytes() not in pictures
+
+
+def test_no_frame_computes_data_and_builds_or_draws_windows(show, full, monkeypatch):
+    """Texts of the ranking are made for the rows that are seen, not for all operators."""
+    screen = show(panels=("frames", "this frame", "operators"))
+    screen.frames(20, dt_s=1 / 60)
+    log, lines = [], []
+    for section in screen.overlay.panel.sections:
+        monkeypatch.setattr(section, "refresh", noted(section.refresh, log, section.title))
+    monkeypatch.setattr(imgui, "new_frame", noted(imgui.new_frame, log, "built"))
+    backend = screen.overlay._backend
+    monkeypatch.setattr(backend, "draw", noted(backend.draw, log, "drawn"))
+    of = drawn_ranking.RankLine.of
+    monkeypatch.setattr(drawn_ranking.RankLine, "of", noted(of, lines, "line"))
+    seen = set()
+    for number in range(240, 100_000):
+        add_frame(full.log, number)
+        screen.frames(1, dt_s=1 / 60)
+        assert len(log) <= 1 and len(lines) <= 20, log
+        seen.update(log)
+        log.clear()
+        lines.clear()
+        if seen == {"frames", "this frame", "operators", "built", "drawn"}:
+            break
+    assert len(seen) == 5 and len(screen.ranking.rows) > 60
+
+
+def noted(function, log, name):
+    """Returns a function that also appends a name to a log."""
+
+    def with_note(*args, **options):
+        log.append(name)
+        return function(*args, **options)
+
+    return with_note
 
 
 def test_the_overlay_draws_little_and_shows_what_it_takes(show, full, said):
@@ -463,7 +499,7 @@ def test_a_tooltip_over_the_game_is_drawn_and_removed(show, widgets):
         return mask
 
     screen.frames(8)
-    x, y = widgets[f"##{screen.ranking.lines[1].row.key}"]
+    x, y = widgets[f"##{screen.ranking.rows[1].key}"]
     for _ in turns():  # a tooltip waits until the mouse has rested
         screen.event("pointer_move", x=x, y=y)
         screen.frames()
@@ -488,7 +524,7 @@ def test_operators_have_names_of_their_own(gpu, full, monkeypatch, size):
         time.title = f"conv 'encoder.details.layers.{step}.conv'"
     screen = Screen(gpu, full, *size, panels=("operators",))
     screen.frames(8)
-    names = [line.row.name for line in screen.ranking.lines]
+    names = [row.name for row in screen.ranking.rows]
     assert len(set(names)) == len(names)
     assert any(name.endswith(" 2/3") for name in names)
     drawn = {key: name for key, (_, name) in screen.ranking._names.items()}
@@ -499,15 +535,15 @@ def test_operators_have_names_of_their_own(gpu, full, monkeypatch, size):
 
 def test_a_row_tells_operator_shape_and_line_under_the_mouse(show, widgets, monkeypatch):
     screen, shown = show(), []
-    line = screen.ranking.lines[1]
+    row = screen.ranking.rows[1]
     monkeypatch.setattr(imgui, "set_tooltip", shown.append)
-    x, y = widgets[f"##{line.row.key}"]
+    x, y = widgets[f"##{row.key}"]
     for _ in turns():  # a tooltip waits until the mouse has rested
         screen.event("pointer_move", x=x + 20, y=y)
         screen.frames()
         if shown:
             break
-    operator = screen.overlay.panel.log.operators[line.row.key]
+    operator = screen.overlay.panel.log.operators[row.key]
     session = screen.overlay._game.agents.sessions[operator.network]
     node = next(node for node in session.graph.nodes if node.title == operator.title)
     assert operator.title in shown[0] and "graph.nnef:" in shown[0]
