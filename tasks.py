@@ -307,13 +307,13 @@ def unlike(arguments: Sequence[str]) -> int:
 def prove(arguments: Sequence[str]) -> int:
     """the long proof: every operator, every ONNX case, random graphs, planted faults"""
     prepare_tests()
-    return python("-m", "tests.proof", *arguments)
+    return python("-m", "tests.proofs", *arguments)
 
 
 def cold(arguments: Sequence[str]) -> int:
     """measure the demo's first picture and the tests with every cache empty"""
     prepare_tests()
-    return python("-m", "tests.proof", "--cold", *arguments)
+    return python("-m", "tests.proofs", "--cold", *arguments)
 
 
 def prepare_tests(*more: str) -> None:

@@ -42,7 +42,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-# The suite's cases are the same in every run; `python -m tests.fuzz` draws others. Without
+# The suite's cases are the same in every run; `python -m tests.proofs.fuzz` draws others. Without
 # hypothesis the tests that need it say so themselves.
 with contextlib.suppress(ImportError):
     from hypothesis import settings

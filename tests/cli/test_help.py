@@ -117,7 +117,7 @@ def test_every_operator_has_a_description(name):
 def test_operators_page_has_the_same_descriptions():
     """docs/operators.md has the same description of every operator as ``cml ops``.
 
-    ``python -m tests.prove`` writes the page.
+    ``python -m tests.proofs.operator_calls`` writes the page.
     """
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \| [a-z]", PAGE.read_text("utf-8"), re.MULTILINE))
     assert rows == {name: operator_doc(name).replace("|", "\\|") for name in NAMES}

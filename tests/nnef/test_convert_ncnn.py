@@ -13,10 +13,10 @@ from cml_engine import ops
 from cml_engine.errors import CmlError, InputError, ModelError
 from cml_engine.formats.ncnn.ncnn_model import REFUSED
 from cml_engine.ir.graph import Fact
-from tests import ncnn_layers
 from tests.fixtures.messages import raises
 from tests.fixtures.models import FileSource
 from tests.fixtures.ncnn_models import FLOAT16, FLOAT32, input_line, write
+from tests.proofs import ncnn_layers
 
 
 def raw(*values):
@@ -222,7 +222,7 @@ def test_all_unknown_layers_are_named_at_once(convert_lines):
 
 def test_ncnn_page_is_generated():
     assert ncnn_layers.PAGE.read_text(encoding="utf-8") == ncnn_layers.page(), (
-        "run python -m tests.ncnn_layers --write"
+        "run python -m tests.proofs.ncnn_layers --write"
     )
 
 

@@ -16,7 +16,7 @@ import cml_engine as cml
 from cml_engine.nnef.expansion.signatures import STDLIB
 from tests.fixtures import texts
 from tests.fixtures.models import MODEL_ABC, inputs_abc, write_model_abc
-from tests.generate import random_call
+from tests.proofs.random_calls import random_call
 from tests.reference.calls import GRAPH_LEVEL, JUMPS, declared_calls, judge
 
 if importlib.util.find_spec("nnef") is None:

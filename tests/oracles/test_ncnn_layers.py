@@ -11,7 +11,7 @@ import cml_engine as cml
 from cml_engine.formats.ncnn.conversion import WITHOUT_WEIGHTS
 from cml_engine.formats.ncnn.ncnn_model import LAYERS
 from tests.fixtures.ncnn_models import input_line, run_ncnn, weight_bytes, write
-from tests.ncnn_layers import ncnn_layers
+from tests.proofs.ncnn_layers import ncnn_layers
 
 pytest.importorskip("ncnn")
 

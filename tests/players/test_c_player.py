@@ -14,7 +14,6 @@ from cml_engine.cooked import cook
 from cml_engine.gpu.shaders import compilers
 from cml_engine.runtime.session import random_inputs
 from cml_engine.scheduler.tools.commands import cooked_guesses
-from tests import cooked_networks
 from tests.fixtures.cooked import (
     chain,
     changed,
@@ -38,6 +37,7 @@ from tests.players.building import (
     sources,
 )
 from tests.players.playing import play, play_in_slices, run_play
+from tests.proofs import cooked_networks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -178,7 +178,7 @@ def test_weights_in_few_bits(bits, share, program, folder, gpu):
 def test_large_networks_play(name, tmp_path, gpu):
     """Large networks give bit-identical outputs for all slice sizes in C, and agree with a session.
 
-    `python -m tests.cooked_networks --in-c` prints their results.
+    `python -m tests.proofs.cooked_networks --in-c` prints their results.
     """
     assert cooked_networks.check_in_c(name, gpu, tmp_path)
 

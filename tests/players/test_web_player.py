@@ -14,7 +14,6 @@ from cml_engine.cooked import cook
 from cml_engine.cooked.kernels import read_kernels
 from cml_engine.cooked.reader import Container
 from cml_engine.cooked.schema import F16, SUBGROUPS, KernelRow, KernelsHead, totals_of
-from tests.cooked_networks import NETWORKS, check_in_web
 from tests.fixtures.cooked import (
     BOMBS,
     changed,
@@ -29,6 +28,7 @@ from tests.fixtures.graphs import Net
 from tests.fixtures.hostile_wgsl import kernel
 from tests.gpu.integer.test_bits import net_of
 from tests.players.deno import ROOT, WEB, is_right, play_golden, run_deno
+from tests.proofs.cooked_networks import NETWORKS, check_in_web
 
 HERE = Path(__file__).with_name("web")
 MODULES = sorted(WEB.glob("*.js"))

@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import cml_engine as cml
 from tests.fixtures.fuzz_graphs import random_case
 from tests.fixtures.graphs import BLOCKS, random_graph
-from tests.fuzz import computed_values
+from tests.proofs.fuzz import computed_values
 
 SHAPE = (1, 4, 3, 3)
 

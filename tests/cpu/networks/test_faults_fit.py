@@ -1,4 +1,4 @@
-"""Tests that the faults of ``python -m tests.plant`` fit.
+"""Tests that the faults of ``python -m tests.proofs.plant`` fit.
 
 A fault that no longer fits must be rewritten in tests/fixtures/faults.py, in the commit that
 changed its tokens, or the names of its tests: tokens that occur in the function exactly once, a
@@ -13,8 +13,8 @@ from functools import cache
 import pytest
 
 from cml_engine.ops.declaration.registry import load_families, registered
-from tests import plant
 from tests.fixtures.faults import FAULTS
+from tests.proofs import plant
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)

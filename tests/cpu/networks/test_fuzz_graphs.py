@@ -1,6 +1,6 @@
 """Tests that random graphs agree on every backend, and that a pass's fault is found.
 
-`python -m tests.fuzz --minutes 5` runs more cases.
+`python -m tests.proofs.fuzz --minutes 5` runs more cases.
 """
 
 import importlib
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from cml_engine.ir.limits import Limits
-from tests import fuzz
 from tests.fixtures.fuzz_graphs import FuzzCase
 from tests.fixtures.graphs import Net
+from tests.proofs import fuzz
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CASES = 24

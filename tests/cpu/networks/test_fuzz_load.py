@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import cml_engine as cml
 from tests.fixtures.texts import HEADER, model_text, write_text
-from tests.generate import random_call
+from tests.proofs.random_calls import random_call
 from tests.reference.calls import OPERATORS, literal
 
 pytestmark = pytest.mark.filterwarnings("ignore")

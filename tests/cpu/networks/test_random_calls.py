@@ -1,6 +1,7 @@
 """Tests random calls of every operator on the CPU against the operator's formula.
 
-`python -m tests.prove` runs thousands of them on both backends and writes docs/operators.md.
+`python -m tests.proofs.operator_calls` runs thousands of them on both backends and writes
+docs/operators.md.
 """
 
 import numpy as np
@@ -8,8 +9,8 @@ import pytest
 
 from cml_engine.ops.declaration.registry import is_registered, lookup
 from cml_engine.testing import full_attrs
-from tests import prove
-from tests.generate import random_call, samples
+from tests.proofs import operator_calls
+from tests.proofs.random_calls import random_call, samples
 from tests.reference import calls
 from tests.reference.calls import OPERATORS, SIGNATURES, SampleCall
 
@@ -21,7 +22,7 @@ def check_definition(call):
     """
     found = lookup(call.op).cpu(full_attrs(call.op, call.attrs), *call.arrays)
     results = found if isinstance(found, list | tuple) else [found]
-    assert all(verdict.ok for verdict in call.verdicts(results)), prove.shown(call)
+    assert all(verdict.ok for verdict in call.verdicts(results)), operator_calls.shown(call)
 
 
 @pytest.mark.parametrize("op", OPERATORS)
@@ -32,7 +33,7 @@ def test_cpu(op, tmp_path):
         # every second time the operands but the first are constants
         found = call.run(tmp_path, "cpu", len(call.answers), fixed=seed % 2 == 1)
         for verdict in call.verdicts(found):
-            assert verdict.ok, f"{prove.shown(call)}: {verdict.problem}"
+            assert verdict.ok, f"{operator_calls.shown(call)}: {verdict.problem}"
         if is_registered(op):
             check_definition(call)
     for call in calls.declared_calls(op):
@@ -95,7 +96,7 @@ def test_either_side_of_a_discontinuity_is_accepted(op):
 
 
 def test_the_document_is_of_these_operators():
-    text = prove.DOCUMENT.read_text()
+    text = operator_calls.DOCUMENT.read_text()
     assert ": 0 wrong answers." in text
     rows = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")]
     assert rows == list(SIGNATURES)

@@ -1,6 +1,6 @@
 """Tests that damaged files give a result or an error of the engine, in Python and in both players.
 
-`python -m tests.fuzz --strangers --minutes 20` runs more cases.
+`python -m tests.proofs.fuzz --strangers --minutes 20` runs more cases.
 """
 
 import json
@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import fuzz
-from tests.campaign import FAILS
 from tests.fixtures import strangers
 from tests.fixtures.strangers import Reader, Stranger
+from tests.proofs import fuzz
+from tests.proofs.campaign import FAILS
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="the processor and memory of a process are "

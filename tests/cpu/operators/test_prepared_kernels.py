@@ -25,7 +25,7 @@ from cml_engine.ops.elementwise.in_place import apply_in_place
 from cml_engine.testing import case_graph
 from tests.fixtures.graphs import BLOCKS, Net
 from tests.fixtures.texts import operator_call
-from tests.fuzz import evaluate
+from tests.proofs.fuzz import evaluate
 from tests.reference.formulas import FORMULAS
 
 load_families()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.generate import samples
+from tests.proofs.random_calls import samples
 from tests.reference.calls import OPERATORS, SampleCall
 from tests.reference.reach import check_reach, problems, reach
 

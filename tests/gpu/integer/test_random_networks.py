@@ -1,6 +1,6 @@
 """Tests that random integer networks are bit-identical on both backends.
 
-`python -m tests.fuzz --integer --cases 2000` runs more of them.
+`python -m tests.proofs.fuzz --integer --cases 2000` runs more of them.
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ import pytest
 import cml_engine as cml
 from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.ir.limits import Limits
-from tests import fuzz
+from tests.proofs import fuzz
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CASES = 20
@@ -31,7 +31,7 @@ def test_no_bit_differs(number, gpu, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("number", range(CASES, CASES + 3))
 def test_in_no_form_of_a_network(number, gpu, tmp_path):
-    """All checks of ``tests.fuzz`` pass: from a file, cooked, in slices, in parts, tensor by
+    """All checks of ``tests.proofs.fuzz`` pass: from a file, cooked, in slices, in parts, tensor by
     tensor."""
     checks = tuple(fuzz.INTEGER_CHECKS)
     assert fuzz.failures_of(0, number, 6, gpu, tmp_path, checks, integer=True) == []

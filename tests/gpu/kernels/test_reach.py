@@ -5,7 +5,7 @@ import pytest
 
 from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.ops.declaration.registry import is_registered, lookup
-from tests.generate import samples
+from tests.proofs.random_calls import samples
 from tests.reference.calls import OPERATORS
 from tests.reference.reach import check_reach
 

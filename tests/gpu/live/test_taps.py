@@ -9,7 +9,7 @@ import cml_engine as cml
 from tests.cpu.integer.test_files import INPUT, small_net
 from tests.fixtures.frames.host import Host
 from tests.fixtures.graphs import BLOCKS
-from tests.fuzz import computed_values
+from tests.proofs.fuzz import computed_values
 
 TEXT = """version 1.0;
 graph net(x) -> (y)

@@ -23,7 +23,7 @@ from tests.fixtures.onnx_models import (  # noqa: E402
     shuffled,
     subgraph,
 )
-from tests.onnx_nodes import run_onnx  # noqa: E402
+from tests.proofs.onnx_nodes import run_onnx  # noqa: E402
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ from tests.fixtures.onnx_models import (  # noqa: E402
     run,
     subgraph,
 )
-from tests.onnx_nodes import run_onnx  # noqa: E402
+from tests.proofs.onnx_nodes import run_onnx  # noqa: E402
 
 X = np.float32([1, 3, -5, -7])
 ROWS = np.float32([[1, 2, 3], [-1, -2, -3], [4, -5, 6], [0.5, 7, 8], [-9, 0, 1]])

@@ -17,9 +17,9 @@ from onnx import helper
 from cml_engine.errors import CmlError
 from cml_engine.formats.onnx import operators  # noqa: F401
 from cml_engine.formats.onnx.op_schemas import all_schemas, find_schema
-from tests import onnx_nodes
 from tests.fixtures.onnx_models import load, node, subgraph
 from tests.fixtures.onnx_models import model as onnx_model
+from tests.proofs import onnx_nodes
 
 _TENSOR = onnx.numpy_helper.from_array(np.array([1.5, -2], np.float32))
 _GRAPH = subgraph("y = Relu(x)", "", "")

@@ -27,8 +27,7 @@ from cml_engine.testing import case_graph  # noqa: E402
 from tests.fixtures.graphs import BLOCKS  # noqa: E402
 from tests.fixtures.integer.random_networks import random_integer_case  # noqa: E402
 from tests.fixtures.models import write_model  # noqa: E402
-from tests.generate import random_call  # noqa: E402
-from tests.onnx_nodes import (  # noqa: E402
+from tests.proofs.onnx_nodes import (  # noqa: E402
     EXPANDED,
     class_of,
     difference,
@@ -38,6 +37,7 @@ from tests.onnx_nodes import (  # noqa: E402
     reference,
     run_onnx,
 )
+from tests.proofs.random_calls import random_call  # noqa: E402
 from tests.reference.calls import GRAPH_LEVEL, OPERATORS  # noqa: E402
 
 load_families()

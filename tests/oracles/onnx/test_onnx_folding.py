@@ -15,7 +15,7 @@ pytest.importorskip("onnxruntime")
 import cml_engine as cml
 from cml_engine.errors import UnsupportedOp
 from tests.fixtures.onnx_models import load, model, node, run, value
-from tests.onnx_nodes import run_onnx
+from tests.proofs.onnx_nodes import run_onnx
 
 REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare", "LogSum", "LogSumExp")
 ODD = (1 << 24) + 1  # not representable as a 32-bit float

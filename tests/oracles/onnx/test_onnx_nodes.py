@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("onnx")
 
-from tests import onnx_nodes
+from tests.proofs import onnx_nodes
 
 #: a few of each family, for a GPU
 ON_GPU = (
@@ -40,7 +40,7 @@ def test_unsupported_node_cases_state_a_reason(verdicts):
 
 def test_onnx_page_states_the_passing_cases(verdicts):
     text = onnx_nodes.PAGE.read_text(encoding="utf-8")
-    assert onnx_nodes.conformance(verdicts) in text, "run python -m tests.onnx_nodes --write"
+    assert onnx_nodes.conformance(verdicts) in text, "run python -m tests.proofs.onnx_nodes --write"
 
 
 def test_unknown_attribute_values_are_refused():
@@ -70,7 +70,7 @@ def test_unknown_attribute_values_are_refused():
 def test_a_sample_through_nnef_and_back():
     """In a round trip through NNEF to ONNX Runtime, none of every 14th case fails; over 90 % pass.
 
-    ``python -m tests.onnx_nodes --round-trip`` runs all cases.
+    ``python -m tests.proofs.onnx_nodes --round-trip`` runs all cases.
     """
     pytest.importorskip("onnxruntime")
     names = sorted(onnx_nodes.cases())[::14]

@@ -11,7 +11,7 @@ from cml_engine.cooked.cook import cook  # noqa: E402
 from cml_engine.cooked.load import load_cooked  # noqa: E402
 from cml_engine.scheduler import FrameScheduler  # noqa: E402
 from tests.fixtures.onnx_models import load, model, node, saved, subgraph  # noqa: E402
-from tests.onnx_nodes import run_onnx  # noqa: E402
+from tests.proofs.onnx_nodes import run_onnx  # noqa: E402
 
 GAIN = np.arange(4, dtype=np.float32)
 X = np.array([[1, -2, 3, -4]], np.float32)

@@ -16,7 +16,7 @@ from cml_engine import scheduler
 from cml_engine.errors import UnsupportedOp
 from tests.fixtures.onnx_models import load as load_model
 from tests.fixtures.onnx_models import model, nodes_of
-from tests.onnx_nodes import run_onnx
+from tests.proofs.onnx_nodes import run_onnx
 
 LEAST, MOST = -(2**31), 2**31 - 1
 ONE = {"one": np.int64(1), "axis": np.int64(1), "axes": np.array([1], np.int64)}

@@ -18,7 +18,7 @@ from onnx.reference.ops import op_resize
 
 import cml_engine as cml
 from tests.fixtures.onnx_models import load, model, node, run
-from tests.onnx_nodes import run_onnx
+from tests.proofs.onnx_nodes import run_onnx
 
 COORDINATES = (
     "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",

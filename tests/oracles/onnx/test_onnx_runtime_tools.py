@@ -17,7 +17,7 @@ import cml_engine as cml  # noqa: E402
 from cml_engine.runtime.node_check import check_bits, random_words  # noqa: E402
 from tests.fixtures.integer.onnx import computed, quantized, samples, small_cnn  # noqa: E402
 from tests.fixtures.onnx_models import load, model, node  # noqa: E402
-from tests.onnx_nodes import run_onnx  # noqa: E402
+from tests.proofs.onnx_nodes import run_onnx  # noqa: E402
 from tests.reference import quantized as reference  # noqa: E402
 
 KNOWN = {

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 import cml_engine as cml
 from tests.fixtures.onnx_models import load, model, node, subgraph
-from tests.onnx_nodes import run_onnx
+from tests.proofs.onnx_nodes import run_onnx
 
 KNOWN = {
     "zero": np.array(0), "one": np.array(1), "two": np.array(2), "last": np.array(-1),

@@ -13,7 +13,7 @@ import cml_engine as cml
 from cml_engine import ops
 from cml_engine.demo_game.chain import MODELS
 from tests.fixtures.models import write_model
-from tests.onnx_nodes import difference, on_cpu, random_inputs
+from tests.proofs.onnx_nodes import difference, on_cpu, random_inputs
 
 PEER = cml.CompileOptions(cpu="onnxruntime")
 COUNTER = """version 1.0;

@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks import devices
 from cml_engine.tools import cli
-from tests import onnx_nodes
 from tests.fixtures.pages import ROOT, examples
+from tests.proofs import onnx_nodes
 from tests.reference.calls import SIGNATURES
 
 FOLDERS = ("docs", "tests", "players", "examples", "demo_game")
@@ -104,13 +104,13 @@ def test_every_compared_feature_names_a_test_or_a_reason():
 
 def test_the_table_of_operators_is_that_of_the_importer():
     text = onnx_nodes.PAGE.read_text(encoding="utf-8")
-    assert onnx_nodes.operator_table() in text, "run python -m tests.onnx_nodes --write"
+    assert onnx_nodes.operator_table() in text, "run python -m tests.proofs.onnx_nodes --write"
     assert onnx_nodes.operator_table().count("\n") > 200
 
 
 def test_the_table_of_operators_is_that_of_the_exporter():
     text = onnx_nodes.PAGE.read_text(encoding="utf-8")
-    assert onnx_nodes.export_table() in text, "run python -m tests.onnx_nodes --write"
+    assert onnx_nodes.export_table() in text, "run python -m tests.proofs.onnx_nodes --write"
     assert Counter(map(onnx_nodes.class_of, SIGNATURES)) == {
         onnx_nodes.EXPORTED: 119,
         onnx_nodes.FUNCTION: 25,

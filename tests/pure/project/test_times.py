@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from tests.proof import ROOT
+from tests.fixtures.pages import ROOT
 
 #: times that people need or notice, by file and name
 OF_PEOPLE = {

@@ -1,7 +1,7 @@
 """Checks thousands of calls of every operator on both backends against the formulas.
 
-    python -m tests.prove        # some five thousand calls each, writes docs/operators.md
-    python -m tests.prove --random 100 --backends cpu --no-write
+    python -m tests.proofs.operator_calls   # some five thousand calls; writes docs/operators.md
+    python -m tests.proofs.operator_calls --random 100 --backends cpu --no-write
 
 Every call takes the path of a user: NNEF text in a folder, ``cml.load``, a session, a run. In half
 of the runs the operands are weights in files instead of inputs. Exit code 1 if an answer is wrong.
@@ -28,9 +28,9 @@ from cml_engine.tools.report.operator_support import (
     operator_doc,
     operator_support,
 )
-from tests.campaign import FAILS, Outcome, run_cases
 from tests.fixtures import texts
-from tests.generate import random_call
+from tests.proofs.campaign import FAILS, Outcome, run_cases
+from tests.proofs.random_calls import random_call
 from tests.reference.calls import (
     GRAPH_LEVEL,
     OPERATORS,
@@ -41,7 +41,7 @@ from tests.reference.calls import (
     tolerance_of,
 )
 
-DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "operators.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "operators.md"
 #: random calls of each operator, besides those of its declaration
 RANDOM = 20
 
@@ -140,8 +140,8 @@ def document(tallies: dict[str, dict[str, Tally]], names: dict[str, str]) -> str
     lines = [
         "# Operators",
         "",
-        "Written by `python -m tests.prove`; do not edit. `cml ops NAME` shows an operator's",
-        "signature, kernels and limits.",
+        "Written by `python -m tests.proofs.operator_calls`; do not edit. `cml ops NAME` shows an",
+        "operator's signature, kernels and limits.",
         "",
         f"{ran}: {wrong} wrong answers.",
         "",

@@ -1,12 +1,12 @@
 """Random graphs on every backend, with random passes disabled: all must agree.
 
-    python -m tests.fuzz --minutes 5 --seed 7      # until the time is up; failures are written
-    python -m tests.fuzz --cases 20 --backends cpu
-    python -m tests.fuzz --seed 7 --first 12 --cases 1   # this case again
-    python -m tests.fuzz --integer --cases 200  # integer networks
-    python -m tests.fuzz --hardware   # kernels that hardware with the limits of WebGPU takes
-    python -m tests.fuzz --strangers --minutes 20   # damaged files: fixtures/strangers.py
-    python -m tests.fuzz --counted --minutes 5   # selections in ONNX: fixtures/counted_models.py
+    python -m tests.proofs.fuzz --minutes 5 --seed 7   # until the time is up; writes failures
+    python -m tests.proofs.fuzz --cases 20 --backends cpu
+    python -m tests.proofs.fuzz --seed 7 --first 12 --cases 1   # this case again
+    python -m tests.proofs.fuzz --integer --cases 200  # integer networks
+    python -m tests.proofs.fuzz --hardware   # kernels that hardware with the limits of WebGPU takes
+    python -m tests.proofs.fuzz --strangers --minutes 20   # damaged files: fixtures/strangers.py
+    python -m tests.proofs.fuzz --counted --minutes 5   # ONNX: fixtures/counted_models.py
 
 A case is a graph of a dozen operators (fixtures/fuzz_graphs.py), its inputs and the disabled
 passes. Every fifth graph is an ONNX model that computes with selections, if ``onnx`` is installed
@@ -62,10 +62,10 @@ from cml_engine.nnef.files.writer import save, to_text
 from cml_engine.runtime.node_check import check_bits, check_nodes
 from cml_engine.runtime.session import CompileOptions, make_plan
 from cml_engine.testing import SENTINEL, random_partition
-from tests.campaign import FAILS, Outcome, run_cases
 from tests.fixtures import strangers
 from tests.fixtures.fuzz_graphs import FuzzCase, random_case
 from tests.fixtures.integer.random_networks import random_integer_case
+from tests.proofs.campaign import FAILS, Outcome, run_cases
 
 Values = dict[str, Array]
 #: passes that may be disabled; "infer" may not

@@ -1,4 +1,4 @@
-"""Runs ONNX's own backend node tests on the engine: ``python -m tests.onnx_nodes --backend gpu``.
+"""Runs ONNX's own backend node tests on the engine.
 
 Every case of floats, integers and truth values ends as one of three: PASS (the results agree within
 the case's own tolerance), UNSUPPORTED (the import refuses it, with the operator and the reason),
@@ -41,8 +41,8 @@ from cml_engine.ir.counted import counted_axes, trimmed
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph
 from cml_engine.ops.declaration.registry import registered
 from cml_engine.ops.declaration.spec import Tolerance
-from tests.campaign import FAILS, Outcome, run_cases
-from tests.generate import random_call
+from tests.proofs.campaign import FAILS, Outcome, run_cases
+from tests.proofs.random_calls import random_call
 from tests.reference.calls import GRAPH_LEVEL, OPERATORS, SIGNATURES
 
 #: the supported types of inputs and outputs; other floats are computed in 32 bits
@@ -324,7 +324,7 @@ def run(
 
 # -- the tables of docs/onnx_operators.md
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "onnx_operators.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "onnx_operators.md"
 MARK = "<!-- {} -->"
 
 
@@ -459,7 +459,7 @@ def run_call(op: str, seed: int) -> list[Outcome]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.onnx_nodes", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.proofs.onnx_nodes", description=__doc__)
     parser.add_argument("--backend", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--match", default="", help="only cases with this in their name")
     parser.add_argument("--verbose", action="store_true", help="say every case that does not pass")

@@ -1,4 +1,4 @@
-"""The long proof, in addition to the suite: ``python -m tests.proof``, or some of its parts.
+"""The long proof, in addition to the suite: ``python -m tests.proofs``, or some of its parts.
 
 ========  ==========================================================================================
 part      what it does
@@ -34,26 +34,37 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 #: pytest's options, as for the suite
 _WORKERS = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "worksteal")
+_FUZZ = ("-m", "tests.proofs.fuzz")
 #: the arguments of Python by part
 PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "variants": (("-m", "pytest", "-m", "long", *_WORKERS, "tests/gpu/kernels"),),
     "long": (("-m", "pytest", "-m", "long", "--ignore=tests/gpu/kernels"),),
-    "calls": (("-m", "tests.prove", "--no-write"),),
+    "calls": (("-m", "tests.proofs.operator_calls", "--no-write"),),
     "onnx": (
-        ("-m", "tests.onnx_nodes", "--backend", "cpu"),
-        ("-m", "tests.onnx_nodes", "--backend", "gpu"),
-        ("-m", "tests.onnx_nodes", "--calls", "20"),
+        ("-m", "tests.proofs.onnx_nodes", "--backend", "cpu"),
+        ("-m", "tests.proofs.onnx_nodes", "--backend", "gpu"),
+        ("-m", "tests.proofs.onnx_nodes", "--calls", "20"),
     ),
     "fuzz": (
-        ("-m", "tests.fuzz", "--minutes", "5"),
-        ("-m", "tests.fuzz", "--hardware", "--minutes", "5"),
-        ("-m", "tests.fuzz", "--integer", "--cases", "2000", "--checks", "cpu", "gpu", "cooked"),
-        ("-m", "tests.fuzz", "--strangers", "--minutes", "20"),
+        (*_FUZZ, "--minutes", "5"),
+        (*_FUZZ, "--hardware", "--minutes", "5"),
+        (
+            "-m",
+            "tests.proofs.fuzz",
+            "--integer",
+            "--cases",
+            "2000",
+            "--checks",
+            "cpu",
+            "gpu",
+            "cooked",
+        ),
+        (*_FUZZ, "--strangers", "--minutes", "20"),
     ),
-    "faults": (("-m", "tests.plant", "--jobs", "2"),),
+    "faults": (("-m", "tests.proofs.plant", "--jobs", "2"),),
 }
 COLD = {
     "demo": (("tasks.py", "demo", "--headless", "--frames", "60"),),
@@ -85,7 +96,7 @@ def succeeds(command: Sequence[str], env: Mapping[str, str] | None, most_s: floa
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("python -m tests.proof", description=__doc__)
+    parser = argparse.ArgumentParser("python -m tests.proofs", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help="all if left out")
     parser.add_argument("--cold", action="store_true", help="the parts with empty caches")
     a = parser.parse_args(arguments)

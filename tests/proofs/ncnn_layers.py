@@ -1,4 +1,4 @@
-"""Prints the table of ncnn's layers: ``python -m tests.ncnn_layers --write`` renews its page.
+"""Prints the table of ncnn's layers; with ``--write`` it renews docs/ncnn_layers.md.
 
 ``tests/oracles/test_ncnn_layers.py`` checks that the table has every layer of ncnn's own list, and
 compares the numbers of those that convert.
@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "ncnn_layers.md"
 _INTRODUCTION = """\
 # ncnn layers
 
-Written by `python -m tests.ncnn_layers --write`; do not edit.
+Written by `python -m tests.proofs.ncnn_layers --write`; do not edit.
 
 Every layer type of ncnn's own list, and `pnnx.Expression`, which pnnx leaves where ncnn has no
 layer. Each that converts is compared with ncnn's results. Sizes and positions that are formulas,

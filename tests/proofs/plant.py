@@ -1,9 +1,9 @@
 """Plants faults into a copy of the tree, one at a time: the tests that should notice must fail.
 
-    python -m tests.plant                  # all of fixtures/faults.py; exit code 1 if one survives
-    python -m tests.plant pool readback    # those with one of these words in their names
-    python -m tests.plant --jobs 2         # as many copies at a time
-    python -m tests.plant --tests tests/gpu/sessions/test_session.py   # these for every fault
+    python -m tests.proofs.plant                 # all faults; exit code 1 if one survives
+    python -m tests.proofs.plant pool readback   # those with one of these words in their names
+    python -m tests.proofs.plant --jobs 2        # as many copies at a time
+    python -m tests.proofs.plant --tests tests/gpu/sessions   # these for every fault
 
 A fault that makes the tests fail to start, or that the tests notice without it too, proves nothing
 and counts as surviving.
@@ -31,7 +31,7 @@ from queue import SimpleQueue
 
 from tests.fixtures.faults import FAULTS, Fault
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 #: seconds; a test that takes longer does not count as noticing the fault
 SECONDS = 180
 _LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", "dist", "shared")

@@ -1,10 +1,10 @@
 """Cooks real networks: they must load without a compiler and give bit-identical results.
 
-    python -m tests.cooked_networks                  # all networks available here
-    python -m tests.cooked_networks upres texture    # or some
-    python -m tests.cooked_networks --keep out/cooked
-    python -m tests.cooked_networks --in-c           # in the C player alone
-    python -m tests.cooked_networks --in-web         # in the JavaScript player alone
+    python -m tests.proofs.cooked_networks                  # all networks available here
+    python -m tests.proofs.cooked_networks upres texture    # or some
+    python -m tests.proofs.cooked_networks --keep out/cooked
+    python -m tests.proofs.cooked_networks --in-c           # in the C player alone
+    python -m tests.proofs.cooked_networks --in-web         # in the JavaScript player alone
 
 Each network is cooked twice, and the bytes must be identical. It is then run from its file in a
 process without a compiler, a cache or the demo's operators, and its outputs must be bit-identical
@@ -31,11 +31,11 @@ import cml_engine as cml
 from cml_engine.cooked import cook
 from cml_engine.runtime.session import random_inputs
 from cml_engine.scheduler.tools.commands import cooked_guesses
-from tests.campaign import FAILS, run_cases
 from tests.fixtures import no_compiler
 from tests.players.building import build
 from tests.players.deno import is_right, play_golden
 from tests.players.playing import play_in_slices
+from tests.proofs.campaign import FAILS, run_cases
 
 Array = np.ndarray[Any, Any]
 #: the accepted difference of the C player from a session, absolute plus relative
@@ -170,7 +170,7 @@ def same_bits(a: dict[str, Array], b: dict[str, Array]) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("python -m tests.cooked_networks", description=__doc__)
+    parser = argparse.ArgumentParser("python -m tests.proofs.cooked_networks", description=__doc__)
     parser.add_argument("names", nargs="*", choices=(*NETWORKS, []), help="all if left out")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the files there")
     parser.add_argument("--in-c", action="store_true", help="play the files with the C player")

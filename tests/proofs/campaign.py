@@ -1,4 +1,4 @@
-"""Runs the cases of a long check, for the programs among the tests: ``python -m tests.fuzz``."""
+"""Runs the cases of a long check and counts their outcomes."""
 
 from __future__ import annotations
 
