@@ -8,6 +8,8 @@ Pinned threads avoid that.
 from __future__ import annotations
 
 import os
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 #: the start of the names of Mesa's threads; a number follows
@@ -34,13 +36,29 @@ def assign_cores(tasks: Path, cores: list[int]) -> dict[int, int]:
 
     The keys are thread ids. Thread n of the driver gets core n, counted around if cores are fewer.
     """
-    core_by_thread = {}
+    numbers = {thread: int(name[len(_NAME) :]) for thread, name in driver_threads(tasks).items()}
+    return {thread: cores[number % len(cores)] for thread, number in numbers.items()}
+
+
+def native_threads() -> dict[int, str]:
+    """Returns the names of this process's threads that run no Python, by thread id."""
+    python = {thread.native_id for thread in threading.enumerate()}
+    names = {}
+    for task in _TASKS.iterdir() if _TASKS.is_dir() else ():
+        if int(task.name) not in python:
+            with suppress(OSError):  # it has ended
+                names[int(task.name)] = (task / "comm").read_text().strip()
+    return names
+
+
+def driver_threads(tasks: Path = _TASKS) -> dict[int, str]:
+    """Returns the names of the threads that fill pixels, by thread id."""
+    names = {}
     for task in tasks.iterdir() if tasks.is_dir() else ():
         try:
             name = (task / "comm").read_text().strip()
-        except OSError:
+        except OSError:  # it has ended
             continue
-        number = name.removeprefix(_NAME)
-        if name.startswith(_NAME) and number.isdecimal():
-            core_by_thread[int(task.name)] = cores[int(number) % len(cores)]
-    return core_by_thread
+        if name.startswith(_NAME) and name[len(_NAME) :].isdecimal():
+            names[int(task.name)] = name
+    return names

@@ -6,25 +6,27 @@ A frame has one submit. On a software driver it has two: the picture, then the n
 from __future__ import annotations
 
 import gc
+import math
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import wgpu
 
 import cml_engine as cml
-from cml_engine import FixedBudget, FrameScheduler, SpareBudget
+from cml_engine import FixedBudget, FrameReport, FrameScheduler, SpareBudget
+from cml_engine.demo_game.accounting import FrameAccount, SystemClock
 from cml_engine.demo_game.agents import Agents, FileWatch
-from cml_engine.demo_game.chain import load_chain
-from cml_engine.demo_game.driver_threads import pin_driver_threads
+from cml_engine.demo_game.chain import Chain, load_chain
+from cml_engine.demo_game.driver_threads import native_threads, pin_driver_threads
 from cml_engine.demo_game.fitting import BEHIND_SHARE, PICTURE_SHARE, MachineFit
 from cml_engine.demo_game.flight import CameraWay, Pose
 from cml_engine.demo_game.operators.light import relight
+from cml_engine.demo_game.pieces import Pieces
 from cml_engine.demo_game.render.binding import Descriptor
 from cml_engine.demo_game.render.camera import Camera
 from cml_engine.demo_game.render.drawn import DrawnTiles
@@ -37,6 +39,7 @@ from cml_engine.demo_game.world.draft import LEVELS as DRAFT_LEVELS
 from cml_engine.demo_game.world.quadtree import (
     Detail,
     Selection,
+    compute_boxes,
     fit_detail,
     list_ahead,
     list_needed,
@@ -89,9 +92,12 @@ _PICTURES, _KNOWN_TILES = 5, 4
 _OVERLAY_FRAMES = 4
 #: frames between two selections of tiles: flying over a tile takes many frames
 _LOOK_EVERY = 12
-#: frames after which tiles are selected even if there was never enough time, and the last times of
-#: such work of which the longest must be left in a frame
-_POSTPONED, _REMEMBERED = 6, 8
+#: frames without time for a selection after which each frame gives a share of its time to it
+_POSTPONED, _LOOK_SHARE = 6, 1 / 16
+#: activities of a frame
+SELECTING, BOUNDING, REQUESTING = "selecting tiles", "bounding tiles", "requesting tiles"
+LEARNING, ENCODING = "collecting times", "encoding the networks"
+PICTURE, NETWORKS = "the picture", "the networks"
 
 
 @dataclass
@@ -145,12 +151,7 @@ class Game:
     def __init__(
         self, gpu: cml.Gpu, target_format: str, quality: Quality, settings: Settings
     ) -> None:
-        # a planet is identified by its models' digests, which need the models and not cooked files
-        cooked = settings.planet is None
-        chain = load_chain(settings.models, settings.enlarge, cooked, settings.integer)
-        if settings.light is not DAY:  # what is cooked is by day
-            surface = relight(cml.load(chain.folders["surface"]), settings.light)
-            chain = replace(chain, graphs={**chain.graphs, "surface": surface})
+        chain = _load_chain(settings)
         quality = replace(quality, texels=chain.texel_side)
         #: the size of ``quality`` is the one that the target should have
         self.gpu, self.settings, self.quality = gpu, settings, quality
@@ -177,18 +178,22 @@ class Game:
         self.draw_stats: DrawStats | None = None
         self.pace = DrawingPace(PICTURE_SHARE * settings.frame_ms, quality.effort)
         self.selection = Selection()
-        #: the detail and the boxes of the tiles to draw; None before the first selection
-        self._detail, self._boxes = self.detail, cast("Boxes | None", None)
+        #: the boxes of the tiles to draw; None before the first selection
+        self._boxes: Boxes | None = None
         self._look_at = self._finished = self._unseen = 0
-        self._requested, self._way = True, CameraWay()
+        #: the steps of networks that have run, by name and number, and what the GPU works on
+        self._dispatched, self._waited_for = set[tuple[str, int]](), PICTURE
+        self._way, self.account = CameraWay(), FrameAccount(SystemClock(native_threads()))
         self._spare = SpareBudget(settings.frame_ms, LEAST_MS, headroom=_HEADROOM)
         self._fixed = FixedBudget(0.0)
         self._loading = FixedBudget(_LOADING_SHARE * settings.frame_ms)
-        #: True until the networks have made ground everywhere: they get most of each frame
+        #: True until the networks have made ground everywhere and each has run: they get most of
+        #: each frame
         self.loading = True
         #: True: loading goes on until every tile is there, as behind a loading screen
         self.loads_all = False
-        self._collecting, self._selecting = _Deferred(), _Deferred()
+        self._looking = Pieces(self._look, self.account)
+        self._collecting = Pieces(self._collect_later, self.account)
         self._began = self._planted = self._encoded = False
         if self._on_cpu:
             pin_driver_threads()
@@ -212,7 +217,8 @@ class Game:
         is the game's own time in seconds. ``draw_overlay(encoder, timestamp_writes)`` is called
         last.
         """
-        start = time.perf_counter()
+        start = self._start = time.perf_counter()
+        self.account.begin()
         self._apply_controls()
         if self.watch is not None and self.watch.poll():
             self.renew()
@@ -220,30 +226,51 @@ class Game:
         self._seen = camera, pose, now_s
         self._unseen += 1
         self._fit_machine(camera, now_s)
+        self.account.add("the game's controls")
         if self.loading or self._unseen > _POSTPONED:
-            self._update_selection()
+            share_s = _LOOK_SHARE * 1e-3 * self.settings.frame_ms
+            self._looking.run(math.inf if self.loading else start + share_s, at_least_one=True)
         encoder = self.gpu.device.create_command_encoder()
         report = None
         if not self._on_cpu:
             self._collect_times()
+            self.account.add(LEARNING)
             report = self.scheduler.encode(encoder)
+            self.account.add(ENCODING)
         self.streaming.collect(encoder, now_s)
+        self.account.add("copying tiles")
         if target_view is not None:
-            if self.renderer.ready:
-                self._draw(encoder, target_view, camera, now_s)
-            else:
-                self.renderer.clear(encoder, target_view)
-            if draw_overlay is not None:
-                draw_overlay(encoder, self.timer.writes("overlay"))
+            self._draw_all(encoder, target_view, camera, now_s, draw_overlay)
         self.timer.resolve(encoder)
         self.gpu.queue.submit([encoder.finish()])
         submitted = time.perf_counter()
+        self.account.add("submitting the picture")
         self.streaming.submitted()
         self._take_times()
+        self.account.add(LEARNING)
         if report is None:
             return self._fill_rest(start, submitted, target_view is not None)
         self._encoded = True
+        self._waited_for = PICTURE
         return self.log.begin(report, _ms_since(start))
+
+    def _draw_all(
+        self,
+        encoder: wgpu.GPUCommandEncoder,
+        target_view: wgpu.GPUTextureView,
+        camera: Camera,
+        now_s: float,
+        draw_overlay: DrawOverlay | None,
+    ) -> None:
+        """Encodes the picture and the overlay; without its shaders, an empty picture."""
+        if self.renderer.ready:
+            self._draw(encoder, target_view, camera, now_s)
+        else:
+            self.renderer.clear(encoder, target_view)
+        self.account.add("encoding the picture")
+        if draw_overlay is not None:
+            draw_overlay(encoder, self.timer.writes("overlay"))
+            self.account.add("the overlay")
 
     def _fill_rest(self, start: float, submitted: float, is_drawn: bool) -> FrameSample:
         """Waits for the picture, then submits slices of the networks in the rest of the frame.
@@ -252,32 +279,59 @@ class Game:
         runs on, so waiting costs nothing, and the frame's remaining time is known.
         """
         self._collect_times()  # where the frame before had no time for it
+        self.account.add(LEARNING)
         wait_start = time.perf_counter()
         self.gpu.wait()
+        self.account.add(PICTURE, waits=True)
         waited_ms, elapsed_ms = _ms_since(wait_start), _ms_since(start)
         picture_ms = _ms_since(submitted)
         if is_drawn:
             self.pace.add_time(elapsed_ms)
         encoder = self.gpu.device.create_command_encoder()
         report = self.scheduler.encode(encoder, elapsed_ms)
+        self.account.add(ENCODING)
         self.gpu.queue.submit([encoder.finish()])
+        self.account.add("submitting the networks")
         self._encoded = True
+        self._waited_for = self._name_networks(report)
         return self.log.begin(report, _ms_since(start) - waited_ms, picture_ms)
 
-    def use_spare_time(self, until: float) -> None:
-        """Does deferred work of the coming frames as long as ``until`` leaves time for it.
+    def _name_networks(self, report: FrameReport) -> str:
+        """Returns the activity of waiting for the networks; it says if kernels run first."""
+        steps = {(part.name, part.step): part for part in report.slices}
+        new = [steps[key] for key in steps.keys() - self._dispatched]
+        self._dispatched |= steps.keys()
+        return f"the first run of {new[0].name} {new[0].title}" if new else NETWORKS
 
-        ``until`` is a time of :func:`time.perf_counter`. Call it when the frame is done. Work
-        that finds no time is done in a later frame.
+    def end_frame(self, sample: FrameSample, waits: bool) -> None:
+        """Ends the frame of ``sample``, and does deferred work in the time that it has left.
+
+        ``waits`` says that the frame ends when the GPU is done, which is then waited for. Sets the
+        frame's time and its division among activities.
         """
-        self._collecting.run(until, self._collect_times)
-        self._selecting.run(until, self._update_selection)
+        target_s = 1e-3 * self.settings.frame_ms
+        if waits:
+            self.gpu.wait()
+            self.account.add(self._waited_for, waits=True)
+            self.scheduler.frame_took(_ms_since(self._start))
+        sample.frame_ms = _ms_since(self._start)
+        self._collecting.run(self._start + target_s)
+        self._looking.run(self._start + target_s)
+        if time.perf_counter() > self._start + target_s:  # the next one could not begin in time
+            sample.frame_ms = _ms_since(self._start)
+        self.account.add("the game's controls")
+        sample.parts = self.account.end()
+
+    def _collect_later(self) -> Iterator[str]:
+        """Collects the networks' times, as one piece of work."""
+        yield LEARNING
+        self._collect_times()
 
     def renew(self) -> None:
         """Has all tiles computed again; the present ones are drawn until then."""
         self.streaming.renew()
-        # the last selection wanted no tiles, so requests wait for the next frame's selection
-        self._look_at, self._requested, self._unseen = 0, True, _POSTPONED
+        self._look_at, self._unseen = 0, _POSTPONED
+        self._looking.restart()
 
     def draw_still(
         self,
@@ -312,7 +366,7 @@ class Game:
             encoder,
             target_view,
             camera,
-            self._drawn.list_visible(visible_tiles, self.selection, self._detail, now_s),
+            self._drawn.list_visible(visible_tiles, self.selection, self.selection.detail, now_s),
             now_s,
             timed=lambda: None if effort else self.timer.writes("render"),
         )
@@ -402,12 +456,20 @@ class Game:
     def _update_counts(self) -> None:
         if self.complete:
             self.streaming.drop_drafts()
-        if self.loading and (self.complete if self.loads_all else self.covered):
+        if self.loading and (self.complete if self.loads_all else self._has_run_all):
             self.loading = False
             # otherwise Python's garbage collector scans all loaded objects, 50 ms within a frame;
             # they live as long as the game
             gc.collect()
             gc.freeze()
+
+    @property
+    def _has_run_all(self) -> bool:
+        """True if the ground is covered and all networks have run; first runs take long."""
+        if self.planet is not None or not self.covered:
+            return self.covered
+        names = self.agents.chain.sessions_for(TileId(self.detail.finest, 0, 0))
+        return all(self.streaming.counts.by_agent[name] for name in names)
 
     def _apply_controls(self) -> None:
         """Applies the player's settings to the scheduler and the jobs."""
@@ -425,71 +487,97 @@ class Game:
             if job.paused != (job.name in controls.paused):
                 (job.resume if job.paused else job.pause)()
 
-    def _update_selection(self) -> None:
-        """Selects the tiles to generate and to draw, every few frames and when a tile was finished.
+    def _look(self) -> Iterator[str]:
+        """Selects the tiles to draw and to generate, and requests them, in pieces of work.
 
-        Requests for the selected tiles follow in the next frame, so that no frame does both.
+        It yields the activity of each piece before it. Does nothing before the next selection is
+        due: every few frames, and when a tile was finished.
         """
         camera, pose, now_s = self._seen
         self._unseen = 0
         frame, finished = self.scheduler.frame, self.streaming.counts.finished
-        if self._boxes is None:
-            self._draft(pose, now_s)
-        elif self._request_tiles(camera, now_s) or (
-            frame < self._look_at and finished == self._finished
-        ):
+        if frame < self._look_at and finished == self._finished:
             return
         self._look_at, self._finished = frame + _LOOK_EVERY, finished
-        self.selection = self._select(pose, now_s)
-        if self._began and self.covered and not self._planted:
-            self._planted = True  # the kernels of plants come after the ground
-            self.agents.build_ahead(self.detail.finest)
-        is_behind = self.inference and not self.loading and len(self.selection.wanted) > _FEW
-        share = BEHIND_SHARE if is_behind else PICTURE_SHARE
-        self.pace.most_ms = share * self.settings.frame_ms
-        self._boxes = Boxes(self.selection.draw, self.settings.seed)
-        self.streaming.draw(self.selection.draw, now_s)
-        self._requested = False
+        if self._boxes is None:
+            yield SELECTING
+            self._draft(pose, now_s)
+        moments = self._way.predict(pose.position, now_s, self.streaming.lead_s)
+        seed = self.settings.seed
+        for eye in (pose.position, *(point for _, point in moments[-1:])):
+            for _ in compute_boxes(eye, seed, self.detail):
+                yield BOUNDING
+        yield SELECTING
+        selection = self._select(pose, now_s)
+        yield SELECTING
+        selection.ahead |= list_ahead(
+            selection, moments, seed, selection.detail, self.streaming.ready
+        )
+        if self._planted and self.loading:  # all networks run once before the flight
+            below = self._tile_below(pose)
+            if not self.streaming.ready(below):
+                selection.ahead[below] = 0.0, 0.0
+        boxes = Boxes(selection.draw, seed)
+        yield SELECTING
+        if not all(map(self.streaming.drawn, selection.draw)):  # another tile took a slot
+            self._look_at = 0
+            return
+        self._publish(selection, boxes, now_s)
+        if not self._began:
+            self._look_at = 0
+        elif self.inference:
+            for _ in self._request_tiles():
+                yield REQUESTING
 
-    def _request_tiles(self, camera: Camera, now_s: float) -> bool:
-        """Requests the tiles of the last selection.
+    def _tile_below(self, pose: Pose) -> TileId:
+        """Returns the finest tile below the camera."""
+        span = TileId(self.detail.finest, 0, 0).span_m
+        x, _, z = pose.position
+        return TileId(self.detail.finest, math.floor(x / span), math.floor(z / span))
 
-        Returns False if this was already done or must wait.
-        """
+    def _publish(self, selection: Selection, boxes: Boxes, now_s: float) -> None:
+        """Draws the selected tiles from now on, and starts to build the kernels that they need."""
+        self.selection, self._boxes = selection, boxes
+        self.streaming.draw(selection.draw, now_s)
         if not self._began and self.renderer.ready and not self._measures_picture:
             self._began = True  # the networks' kernels come after the picture's
             self.agents.build_ahead(self.detail.coarsest)
-        if self._requested or self._boxes is None or not self._began or not self.inference:
-            return False
+        elif self._began and self.covered and not self._planted:
+            self._planted = True  # the kernels of plants come after the ground
+            self.agents.build_ahead(self.detail.finest)
+        is_behind = self.inference and not self.loading and len(selection.wanted) > _FEW
+        share = BEHIND_SHARE if is_behind else PICTURE_SHARE
+        self.pace.most_ms = share * self.settings.frame_ms
+
+    def _request_tiles(self) -> Iterator[TileId]:
+        """Requests the tiles of the selection, and yields each before."""
         tiles = [*self.selection.wanted, *self.selection.ahead]
-        boxes = Boxes(tiles, self.settings.seed)
-        self.streaming.want(self.selection, set(boxes.in_view(camera.sees_boxes)), now_s)
-        self._requested = True
-        return True
+        boxes, (camera, _, now_s) = Boxes(tiles, self.settings.seed), self._seen
+        in_view = set(boxes.in_view(camera.sees_boxes))
+        return self.streaming.request_each(self.selection, in_view, now_s)
 
     def _select(self, pose: Pose, now_s: float) -> Selection:
         """Returns the tiles to generate, and the finest available tiles to draw."""
         streaming = self.streaming
         max_tiles = min(self.max_tiles, self.renderer.tiles.slots - SPARE_SLOTS)
         seed = self.settings.seed
-        self._detail = fit_detail(pose.position, seed, self.detail, max_tiles)
+        detail = fit_detail(pose.position, seed, self.detail, max_tiles)
 
         def settled(tile: TileId) -> bool:
             return streaming.fade(tile, now_s) == 0.0 or streaming.drawn(tile.parent) is None
 
-        selection = select(pose.position, seed, self._detail, streaming.ready, settled)
+        selection = select(pose.position, seed, detail, streaming.ready, settled)
         if streaming.drafts:
             drawable = select(
-                pose.position, seed, self._detail, lambda t: bool(streaming.drawn(t)), settled
+                pose.position, seed, detail, lambda t: bool(streaming.drawn(t)), settled
             )
             selection.draw, selection.coarse = drawable.draw, drawable.coarse
-        moments = self._way.predict(pose.position, now_s, streaming.lead_s)
-        selection.ahead = list_ahead(selection, moments, seed, self._detail, streaming.ready)
         return selection
 
     def finest(self, pose: Pose) -> list[TileId]:
         """Returns the tiles that are drawn from this pose, chosen among the finished tiles."""
-        return select(pose.position, self.settings.seed, self._detail, self.streaming.ready).draw
+        detail = self.selection.detail
+        return select(pose.position, self.settings.seed, detail, self.streaming.ready).draw
 
     def _draft(self, pose: Pose, now_s: float) -> None:
         """Has drafts made of coarse tiles around the camera, to draw while kernels compile."""
@@ -533,27 +621,22 @@ class Game:
         if self.planet is not None:
             self.planet.close()
         self.renderer.close()
+        self.account.close()
         gc.unfreeze()
-
-
-class _Deferred:
-    """Work that is done in the time that is left in a frame, by how long it took before."""
-
-    def __init__(self) -> None:
-        self._took_s: deque[float] = deque(maxlen=_REMEMBERED)
-
-    def run(self, until: float, work: Callable[[], object]) -> None:
-        """Does the work if it fits before ``until``, a time of :func:`time.perf_counter`."""
-        start = time.perf_counter()
-        if start + max(self._took_s, default=0.0) < until:
-            work()
-            self._took_s.append(time.perf_counter() - start)
-        elif self._took_s:  # a time that was long only once is forgotten
-            self._took_s.append(min(self._took_s))
 
 
 def _ms_since(start: float) -> float:
     return 1e3 * (time.perf_counter() - start)
+
+
+def _load_chain(settings: Settings) -> Chain:
+    # a planet is identified by its models' digests, which need the models and not cooked files
+    cooked = settings.planet is None
+    chain = load_chain(settings.models, settings.enlarge, cooked, settings.integer)
+    if settings.light is DAY:
+        return chain
+    surface = relight(cml.load(chain.folders["surface"]), settings.light)  # cooked is the day's
+    return replace(chain, graphs={**chain.graphs, "surface": surface})
 
 
 def _planet(gpu: cml.Gpu, settings: Settings, agents: Agents) -> PlanetTiles | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -201,19 +201,12 @@ class HeadlessRun:
 
     def _frame(self, pose: Pose, draw: bool = True) -> FrameSample:
         self._fit_target()
-        start, covered = time.perf_counter(), self.game.covered
+        covered = self.game.covered
         over = self._draw_overlay if self.options.overlay else None
         sample = self.game.frame(self.view if draw else None, pose, self._seconds, over)
         # a window's loop would be held by the display; here the frame ends when the GPU is done
-        self.gpu.wait()
+        self.game.end_frame(sample, waits=True)
         end = time.perf_counter()
-        sample.frame_ms = 1e3 * (end - start)
-        self.game.scheduler.frame_took(sample.frame_ms)
-        target_s = self.game.settings.frame_ms / 1e3
-        self.game.use_spare_time(start + target_s)
-        spent_s = time.perf_counter() - start
-        if spent_s > target_s:
-            sample.frame_ms = 1e3 * spent_s  # the next one could not begin in time
         if draw:
             self.first_picture = min(self.first_picture, end)
             if covered:
@@ -401,11 +394,33 @@ def _report(
         memory_peak_bytes=gpu.memory.peak_bytes,
         memory_bytes_by_owner=dict(sorted(bytes_by_owner(gpu).items(), key=lambda item: -item[1])),
         world=world,
+        late_frames=_late_frames(samples, settings.frame_ms),
+        unexplained_share=_unexplained(samples, settings.frame_ms),
         notice=settings.fit.describe() if settings.fit is not None else "",
         max_tiles=flown.game.max_tiles,
         view_km=flown.game.detail.view_m / 1e3,
         operators=_operators(flown.game),
     )
+
+
+def _late_frames(samples: Sequence[FrameSample], target_ms: float) -> list[dict[str, object]]:
+    """Returns the number, time, cause and activities of each frame over the target."""
+    return [
+        {
+            "frame": sample.number,
+            "frame_ms": round(sample.frame_ms, 2),
+            "cause": sample.cause,
+            "parts_ms": {name: round(ms, 2) for name, ms in sample.parts.items()},
+        }
+        for sample in samples
+        if sample.frame_ms > target_ms
+    ]
+
+
+def _unexplained(samples: Sequence[FrameSample], target_ms: float) -> float:
+    """Returns the largest share of a frame over the target that no activity explains."""
+    late = [sample for sample in samples if sample.frame_ms > target_ms]
+    return round(max((1 - sum(s.parts.values()) / s.frame_ms for s in late), default=0.0), 4)
 
 
 def _operators(game: Game) -> list[dict[str, object]]:

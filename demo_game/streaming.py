@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from statistics import median
@@ -171,7 +171,16 @@ class Streaming:
         return "\n".join([self.summary, *lines])
 
     def want(self, selection: Selection, in_view: Collection[TileId], now_s: float) -> None:
+        """Requests tiles as :meth:`request_each` does, all at once."""
+        for _ in self.request_each(selection, in_view, now_s):
+            pass
+
+    def request_each(
+        self, selection: Selection, in_view: Collection[TileId], now_s: float
+    ) -> Iterator[TileId]:
         """Cancels tiles that are no longer needed, and requests the most urgent needed ones.
+
+        It yields each tile before it is requested, so that a frame need not request all of them.
 
         Tiles ``in_view`` come before others, and tiles that are needed now before those that will
         be. Requests stop when there is enough unfinished work. Call it before the scheduler's
@@ -187,6 +196,7 @@ class Streaming:
             if self._busy:
                 break
             if need.tile not in self.making:
+                yield need.tile
                 self._request(need, now_s)
 
     def predict_tile_ms(self) -> float | None:

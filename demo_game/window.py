@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ class Tracing:
         self._game = game
         self._reports: list[FrameReport] = []
         self._names: dict[int, str] = {}
+        self._activities: dict[int, Mapping[str, float]] = {}
 
     def add(self) -> None:
         """Records the last frame's report while the recording is on.
@@ -56,6 +57,7 @@ class Tracing:
         if not self._game.controls.recording or report is None:
             return
         self._reports.append(report)
+        self._activities[report.frame] = self._game.log.frames[-1].parts
         for part in report.slices:
             self._names[part.job] = part.name
         if len(self._reports) >= _LONGEST_TRACE:
@@ -68,9 +70,10 @@ class Tracing:
         OUT.mkdir(exist_ok=True)
         path = OUT / time.strftime("demo-%Y%m%d-%H%M%S.trace.json")
         gpu = self._game.gpu
-        write_trace(path, self._reports, self._names, bytes_by_owner(gpu), {"device": gpu.name})
+        memory, about = bytes_by_owner(gpu), {"device": gpu.name}
+        write_trace(path, self._reports, self._names, memory, about, activities=self._activities)
         self._game.controls.trace_path = path
-        self._reports = []
+        self._reports, self._activities = [], {}
 
 
 class GameWindow:
@@ -154,19 +157,17 @@ class GameWindow:
         interval_s, self._last = now - self._last, now
         dt_s, paused = min(interval_s, _LONGEST_STEP_S), now - self._drawn > _PAUSE_S
         view = self.context.get_current_texture().create_view()  # waits for the display
-        start_s = time.perf_counter()
         pose = self._pose(dt_s)
         if not self.game.controls.recording:
             self.tracing.stop()
         logged = self.game.log.frames
         before = logged[-1] if logged else None
-        self.game.frame(view, pose, now - self._started, self._overlay(view, dt_s))
-        if self._on_cpu:
-            self.gpu.wait()
-            self.game.scheduler.frame_took(1e3 * (time.perf_counter() - start_s))
-        self.game.use_spare_time(start_s + self.game.settings.frame_ms / 1e3)
+        sample = self.game.frame(view, pose, now - self._started, self._overlay(view, dt_s))
+        self.game.end_frame(sample, waits=self._on_cpu)
         if before is not None and not paused:  # its time is known when the next one begins
             before.frame_ms = self._interval_ms(1e3 * interval_s)
+            rest_ms = before.frame_ms - sum(before.parts.values())
+            before.parts["the display and other programs"] = max(0.0, rest_ms)
         self.tracing.add()
 
     def _interval_ms(self, ms: float) -> float:

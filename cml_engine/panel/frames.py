@@ -32,6 +32,8 @@ LANES = ("render", "inference", "other", "free", "over")
 _WAITING = 16
 #: reports kept until the times of one arrive: a software driver times few frames
 _REPORTS = 32
+#: the last frames with which a late one is compared
+_USUAL = 32
 #: the reasons why a frame runs no more slices, in words
 _REASONS = {
     "budget": "the next slice does not fit",
@@ -49,7 +51,7 @@ class FrameSample:
     """The times of one frame in ms.
 
     ``render_ms`` and ``inference_ms`` are GPU time and None until they arrive, some frames later.
-    ``cause`` is the reason why the frame missed its target.
+    ``cause`` is the reason why the frame missed its target, one of ``parts`` if there are any.
 
     Examples
     --------
@@ -64,6 +66,8 @@ class FrameSample:
     budget_ms: float = 0.0
     overlay_ms: float = 0.0
     cause: str = ""
+    #: the milliseconds of the frame by activity, from a host that accounts for its time
+    parts: dict[str, float] = field(default_factory=dict)
     #: False: ``inference_ms`` is predicted, because nothing ran or it was not timed
     inference_timed: bool = True
 
@@ -275,6 +279,9 @@ class FrameLog:
         """Sets the cause of a sample that missed the target: the part that took the longest."""
         if sample.frame_ms <= self.target_ms:
             return
+        if sample.parts:
+            sample.cause = _find_cause(sample.parts, list(self.frames)[-_USUAL:])
+            return
         parts = {
             "rendering": sample.render_ms or 0.0,
             "the overlay": sample.overlay_ms,
@@ -286,6 +293,13 @@ class FrameLog:
             return
         is_explained = sum(parts.values()) > 0.7 * sample.frame_ms
         sample.cause = max(parts, key=parts.__getitem__) if is_explained else "outside the game"
+
+
+def _find_cause(parts: Mapping[str, float], frames: Iterable[FrameSample]) -> str:
+    """Returns the activity that took the most milliseconds beyond its median in these frames."""
+    accounts = [sample.parts for sample in frames if sample.parts]
+    usual = {name: median(account.get(name, 0.0) for account in accounts) for name in parts}
+    return max(parts, key=lambda name: parts[name] - usual[name])
 
 
 def complete(frames: Iterable[FrameSample]) -> list[FrameSample]:

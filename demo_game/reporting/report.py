@@ -58,6 +58,10 @@ class RunReport:
     memory_peak_bytes: int
     memory_bytes_by_owner: dict[str, int]
     world: str
+    #: the number, time and cause of each frame over the target, and its milliseconds by activity
+    late_frames: list[dict[str, object]] = field(default_factory=list)
+    #: the largest share of a late frame that no activity explains
+    unexplained_share: float = 0.0
     #: what was chosen for this machine and why; "" if the preset was requested
     notice: str = ""
     #: the most tiles of a view, and the kilometres of view
@@ -88,6 +92,8 @@ class RunReport:
 
 #: number of letters of a world's hash in the table
 _SHOWN = 23
+#: number of causes of late frames in the table
+_CAUSES = 4
 HEADER = (
     f"{'mode':18s} {'P50 ms':>7s} {'P95 ms':>7s} {'P99 ms':>7s} {'max ms':>7s} {'over':>10s} "
     f"{'>budget':>8s} {'used':>7s} {'tiles':>6s} {'tiles/s':>8s} {'wait s':>8s}  world"
@@ -122,6 +128,11 @@ def player_table(runs: Sequence[RunReport]) -> str:
             f"{WORDS[run.mode]:38s} {run.tiles:10d} {latency:>11s} {100 * run.over_share:10.1f} % "
             f"{run.frame_ms['max']:6.0f} ms"
         )
+    for run in runs:
+        causes = Counter(str(frame["cause"]) for frame in run.late_frames)
+        if causes:
+            usual = ", ".join(f"{cause} ({count})" for cause, count in causes.most_common(_CAUSES))
+            lines.append(f"late frames, {run.mode}: {usual}")
     by_mode = {run.mode: run for run in runs}
     if {"off", "sliced", "unsliced"} <= set(by_mode):
         without, sliced, unsliced = (

@@ -61,6 +61,8 @@ class Selection:
     wanted: dict[TileId, float] = field(default_factory=dict)
     coarse: set[TileId] = field(default_factory=set)
     ahead: dict[TileId, tuple[float, float]] = field(default_factory=dict)
+    #: the detail that the tiles were selected with
+    detail: Detail = field(default_factory=Detail)
 
 
 def distance(tile: TileId, seed: int, eye: tuple[float, float, float]) -> float:
@@ -102,13 +104,29 @@ def select(
             selection.coarse.add(tile)
         selection.draw.append(tile)
 
-    result = Selection()
+    result = Selection(detail=detail)
     for root in _roots(eye, detail):
         if ready(root):
             add(root, result)
         else:
             result.wanted[root] = distance(root, seed, eye)
     return result
+
+
+def compute_boxes(eye: tuple[float, float, float], seed: int, detail: Detail) -> Iterator[None]:
+    """Computes the boxes of all tiles that a selection around the eye looks at.
+
+    It yields after each piece of work, so that a frame need not do all of it.
+    """
+    tiles = _roots(eye, detail)
+    computed = box.cache_info().misses
+    while tiles:
+        tile = tiles.pop()
+        if distance(tile, seed, eye) < detail.split * tile.span_m and tile.level > detail.finest:
+            tiles += tile.children
+        if box.cache_info().misses != computed:
+            computed = box.cache_info().misses
+            yield
 
 
 def list_ahead(

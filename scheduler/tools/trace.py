@@ -1,8 +1,8 @@
 """Converts frame reports to a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
 The format is the Trace Event Format: a JSON list of events with microseconds. Tracks: frames as
-expected (the budget) and as they were, a track of slices for each job, counters for budget, margin
-and memory.
+expected (the budget) and as they were, the host's activities, a track of slices for each job,
+counters for budget, margin and memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cml_engine.io.json_files import JsonObject
 from cml_engine.scheduler.reports import FrameReport
 
 _PID = 1
-_FRAMES, _EXPECTED, _FIRST_JOB = 1, 2, 10
+_FRAMES, _EXPECTED, _HOST, _FIRST_JOB = 1, 2, 3, 10
 
 
 def trace_events(
@@ -24,18 +24,21 @@ def trace_events(
     names: Mapping[int, str] | None = None,
     memory: Mapping[str, float] | None = None,
     places: Mapping[str, str] | None = None,
+    activities: Mapping[int, Mapping[str, float]] | None = None,
 ) -> list[JsonObject]:
     """Returns the trace events of the reported frames, as JSON objects.
 
     ``names`` are the jobs' names by number; jobs of one name share a track. ``memory`` is bytes by
     owner, shown as a counter. ``places`` are the positions of operators in their model's files, by
-    title.
+    title. ``activities`` are the milliseconds of the host's frames by activity, by frame number.
     """
     names, memory, places = names or {}, memory or {}, places or {}
+    activities = activities or {}
     jobs = dict.fromkeys(part.job for report in reports for part in report.slices)
     tracks = {job: names.get(job) or f"job {job}" for job in jobs}
     numbers = {name: _FIRST_JOB + i for i, name in enumerate(dict.fromkeys(tracks.values()))}
     threads = {"frames, actual": _FRAMES, "frames, expected": _EXPECTED, **numbers}
+    threads |= {"the host": _HOST} if activities else {}
     events = [_meta("process_name", 0, "networks on the GPU")]
     events += [_meta("thread_name", thread, name) for name, thread in threads.items()]
     mib = {owner: nbytes / 2**20 for owner, nbytes in memory.items()}
@@ -53,6 +56,10 @@ def trace_events(
         events.append(_span(f"frame {report.frame}", _EXPECTED, at, report.budget_ms, args))
         if report.slices:
             events.append(_span(f"frame {report.frame}", _FRAMES, at, took, args))
+        begins = at
+        for activity, ms in activities.get(report.frame, {}).items():
+            events.append(_span(activity, _HOST, begins, ms, {"frame": report.frame}))
+            begins += ms
         counters = {"budget": report.budget_ms, "aim": report.aim_ms, "used": took}
         for name, values in (("ms per frame", counters), ("memory (MiB)", mib)):
             if values:
@@ -79,8 +86,12 @@ def write_trace(
     memory: Mapping[str, float] | None = None,
     about: JsonObject | None = None,
     places: Mapping[str, str] | None = None,
+    activities: Mapping[int, Mapping[str, float]] | None = None,
 ) -> None:
     """Writes the trace of the reported frames to a JSON file; ``about`` is stored in it for people.
+
+    ``activities`` are the milliseconds of the host's frames by activity, by frame number. Each
+    frame's are drawn one after the other, whatever their order was.
 
     Examples
     --------
@@ -88,7 +99,7 @@ def write_trace(
     >>> cml.scheduler.write_trace(Path("frames.json"), reports)
     """
     data = {
-        "traceEvents": trace_events(reports, names, memory, places),
+        "traceEvents": trace_events(reports, names, memory, places, activities),
         "displayTimeUnit": "ms",
         "otherData": dict(about or {}),
     }

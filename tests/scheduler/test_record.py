@@ -60,6 +60,16 @@ def test_a_trace_holds_frames_slices_and_counters(tmp_path):
     tracks = {e["args"]["name"] for e in events if e["ph"] == "M" and e["tid"] >= 10}
     ran = {names.get(part.job, f"job {part.job}") for report in reports for part in report.slices}
     assert tracks == ran  # jobs of one name share a track
+    parts = {reports[3].frame: {"selecting tiles": 1.5, "the picture": 7.0}}
+    hosts = [
+        e for e in trace_events(reports, activities=parts) if e.get("tid") == 3 and e["ph"] == "X"
+    ]
+    assert [(e["name"], e["dur"]) for e in hosts] == [
+        ("selecting tiles", 1500.0),
+        ("the picture", 7000.0),
+    ]
+    at = 1e3 * (reports[3].now_ms - reports[0].now_ms)
+    assert [e["ts"] for e in hosts] == [at, at + 1500.0]
     write_trace(tmp_path / "t.json", reports, names, about={"model": "x"})
     data = json.loads((tmp_path / "t.json").read_text())
     assert data["displayTimeUnit"] == "ms" and data["otherData"] == {"model": "x"}

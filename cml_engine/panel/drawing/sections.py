@@ -153,6 +153,8 @@ def _late_frame(frame: FrameSample | None) -> str:
     if frame is None:
         return "no frame was late"
     cause = f", {frame.cause}" if frame.cause else ""
+    if frame.cause in frame.parts:
+        cause += f" {frame.parts[frame.cause]:.0f} ms"
     return f"last late frame: {frame.frame_ms:.0f} ms{cause}"
 
 

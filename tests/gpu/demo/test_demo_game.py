@@ -18,8 +18,9 @@ import cml_engine as cml
 from cml_engine.demo_game.chain import MODELS
 from cml_engine.demo_game.command import main
 from cml_engine.demo_game.fitting import MachineFit
-from cml_engine.demo_game.game import Settings
+from cml_engine.demo_game.game import BOUNDING, REQUESTING, SELECTING, Settings
 from cml_engine.demo_game.headless import HeadlessRun, Options, run
+from cml_engine.demo_game.pieces import Pieces
 from cml_engine.demo_game.render.pace import DrawingPace
 from cml_engine.demo_game.render.quality import SOFTWARE
 from cml_engine.demo_game.streaming import FADE_S
@@ -184,9 +185,8 @@ def popping(start, fade_s, monkeypatch):
     monkeypatch.setattr("cml_engine.demo_game.streaming.FADE_S", fade_s)
     # makes the picture and the work of a frame independent of its duration
     monkeypatch.setattr(DrawingPace, "add_time", lambda pace, ms: None)
-    monkeypatch.setattr(
-        "cml_engine.demo_game.game._Deferred.run", lambda deferred, until, work: work()
-    )
+    run = Pieces.run
+    monkeypatch.setattr(Pieces, "run", lambda pieces, *_, **__: run(pieces, math.inf))
     flown = start(replace(FAR, frame_ms=1000 / 60))
     flown.game.streaming.draft = lambda *_: None
     flown.game.controls.mode = "unsliced"
@@ -283,7 +283,7 @@ def test_while_tiles_are_waited_for_the_picture_is_less_work(loaded, game, monke
     run."""
     shares = []
     many = {TileId(0, x, 0): 1.0 for x in range(9)}
-    monkeypatch.setattr(game, "_request_tiles", lambda *_: False)
+    monkeypatch.setattr(game, "_request_tiles", lambda *_: ())
     for inference, expected in ((True, {}), (True, many), (False, many), (True, {})):
         monkeypatch.setattr(game, "inference", inference)
         monkeypatch.setattr(game, "_select", lambda *_, expected=expected: Selection([], expected))
@@ -350,18 +350,24 @@ def test_tile_memory_is_released_after_its_copies_are_submitted(gpu, start, on_c
     assert back == submitted > 3 and not waiting
 
 
-@pytest.mark.parametrize(("frame_ms", "looks"), [(1e4, 28), (0.01, 4)])
-def test_deferrable_work_runs_in_spare_frame_time(loaded, game, monkeypatch, frame_ms, looks):
-    """The selection of tiles is updated in every frame with spare time, else in every seventh.
+@pytest.mark.parametrize(("frame_ms", "most_pieces"), [(1e4, 3), (0.01, 1)])
+def test_deferrable_work_runs_in_spare_frame_time(loaded, game, monkeypatch, frame_ms, most_pieces):
+    """Tiles are selected in the rest of a frame; without any, one piece of work at a time.
 
     The scheduler learns in every frame.
     """
-    done = Counter()
+    done, pieces = Counter(), []
     monkeypatch.setattr(game, "settings", replace(FEW, frame_ms=frame_ms))
-    for owner, name in ((game, "_update_selection"), (game.scheduler, "end_frame")):
+    game.renew()
+    loaded._until_complete(loaded.flight.pose(0.0))
+    for owner, name in ((game, "_publish"), (game.scheduler, "end_frame")):
         monkeypatch.setattr(owner, name, partial(_counted, done, name, getattr(owner, name)))
-    draw_frames(loaded, 28)
-    assert done["_update_selection"] == looks and 27 <= done["end_frame"] <= 28
+    for _ in range(28):
+        (sample,) = draw_frames(loaded)
+        pieces.append(len({SELECTING, BOUNDING, REQUESTING} & sample.parts.keys()))
+        assert sum(sample.parts.values()) > 0.95 * sample.frame_ms
+    assert 1 <= done["_publish"] <= 4 and 27 <= done["end_frame"] <= 28
+    assert max(pieces) <= most_pieces
 
 
 def test_software_driver_takes_few_timestamps(gpu, loaded, game, monkeypatch):

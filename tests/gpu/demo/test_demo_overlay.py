@@ -517,6 +517,14 @@ def test_the_reason_of_a_late_frame_is_a_line_of_its_own(show, said):
     assert said[texts[0]] == palette.TEXT
 
 
+def test_the_activity_that_made_a_frame_late_has_its_time(show, said, full, monkeypatch):
+    late = next(sample for sample in reversed(full.log.frames) if sample.cause)
+    monkeypatch.setattr(late, "cause", "selecting tiles")
+    monkeypatch.setattr(late, "parts", {"the picture": 70.0, "selecting tiles": 63.4})
+    show()
+    assert "last late frame: 133 ms, selecting tiles 63 ms" in said
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_operators_have_names_of_their_own(gpu, full, monkeypatch, size):
     steps = {key: time for key, time in full.log.operators.items() if key[0] == "upres"}

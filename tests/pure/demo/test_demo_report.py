@@ -37,6 +37,10 @@ def test_plain_table_of_a_comparison():
     assert "19       2.7 s" in said[3] and "2.0 %     22 ms" in said[3]
     assert "alone, +1.0 percentage points" in said[5] and "+12.0 unsliced" in said[5]
     assert "the world is the same" in said[5]
+    late = [{"cause": cause} for cause in ("the picture", "selecting tiles", "the picture")]
+    told = player_table([*runs[:1], report("sliced", late_frames=late)])
+    assert "late frames, sliced: the picture (2), selecting tiles (1)" in told.splitlines()
+    assert "late frames" not in "".join(said), "there is no account of them"
     other = [*runs[:2], report("unsliced", world="xyz")]
     assert "WORLDS DIFFER" in player_table(other)
     assert len(player_table(runs[1:2]).splitlines()) == 3, "nothing to compare with"

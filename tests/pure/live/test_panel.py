@@ -179,6 +179,19 @@ def idle_report(frame):
     return FrameReport(frame, 0.0, 4.0, 4.0, "nothing to do")
 
 
+def test_the_cause_of_a_late_frame_is_what_took_longer_than_usual():
+    """A host that accounts for its frames names what was unusual, not what always takes long."""
+    log = FrameLog(10.0, {})
+    for number in range(9):
+        sample = log.begin(idle_report(number))
+        sample.frame_ms, sample.parts = 8.0, {"the picture": 7.0, "selecting tiles": 1.0}
+    late = log.begin(idle_report(9))
+    late.frame_ms, late.parts = 14.0, {"the picture": 7.5, "selecting tiles": 6.5}
+    log.begin(idle_report(10))
+    assert late.cause == "selecting tiles"
+    assert not any(sample.cause for sample in log.frames if sample is not late)
+
+
 @pytest.mark.parametrize(
     ("picture_ms", "cpu_ms", "said"),
     [
