@@ -1,5 +1,6 @@
 """Tests that the documents describe the tree, the command line and the operators correctly."""
 
+import doctest
 import re
 from collections import Counter
 
@@ -36,6 +37,11 @@ def test_links_lead_somewhere(document):
 def test_every_example_is_python(document):
     for text in examples(document):
         compile(text, str(document), "exec")
+
+
+def test_the_values_on_the_way_to_a_frame_print_as_on_their_page():
+    found = doctest.testfile(str(ROOT / "docs/design/graph.md"), module_relative=False)
+    assert found.failed == 0 and found.attempted > 10
 
 
 def test_the_flags_of_a_browser_are_those_of_our_tests():
