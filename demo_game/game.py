@@ -22,7 +22,7 @@ from cml_engine import FixedBudget, FrameReport, FrameScheduler, SpareBudget
 from cml_engine.demo_game.accounting import FrameAccount, SystemClock
 from cml_engine.demo_game.agents import Agents, FileWatch
 from cml_engine.demo_game.chain import Chain, load_chain
-from cml_engine.demo_game.driver_threads import native_threads, pin_driver_threads
+from cml_engine.demo_game.driver_threads import DriverPins, native_threads
 from cml_engine.demo_game.fitting import BEHIND_SHARE, PICTURE_SHARE, MachineFit
 from cml_engine.demo_game.flight import CameraWay, Pose
 from cml_engine.demo_game.operators.light import relight
@@ -195,8 +195,7 @@ class Game:
         self._looking = Pieces(self._look, self.account)
         self._collecting = Pieces(self._collect_later, self.account)
         self._began = self._planted = self._encoded = False
-        if self._on_cpu:
-            pin_driver_threads()
+        self._pins = DriverPins()
         if settings.fit is not None:  # another game may have measured
             self._take_over(settings.fit)
 
@@ -286,6 +285,7 @@ class Game:
         waited_ms, elapsed_ms = _ms_since(wait_start), _ms_since(start)
         picture_ms = _ms_since(submitted)
         if is_drawn:
+            self._pins.add_time(picture_ms, self.renderer.effort)
             self.pace.add_time(elapsed_ms)
         encoder = self.gpu.device.create_command_encoder()
         report = self.scheduler.encode(encoder, elapsed_ms)

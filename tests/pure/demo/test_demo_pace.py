@@ -1,10 +1,11 @@
 """Tests that the demo's drawing effort and its driver threads fit the machine."""
 
 import math
+import os
 
 import pytest
 
-from cml_engine.demo_game.driver_threads import assign_cores
+from cml_engine.demo_game.driver_threads import DriverPins, assign_cores
 from cml_engine.demo_game.render.pace import EFFORTS, DrawingPace
 
 MOST = 11.7
@@ -77,3 +78,57 @@ def test_driver_threads_are_pinned_to_cores(tmp_path):
     (tmp_path / "16").mkdir()  # a thread that has just ended
     assert assign_cores(tmp_path, [4, 7]) == {12: 4, 13: 7, 14: 4}
     assert assign_cores(tmp_path / "none", [0]) == {}
+
+
+@pytest.fixture
+def pins(tmp_path, monkeypatch):
+    """Pins of two driver threads of a system with two cores; ``pins.affinity`` has theirs."""
+    affinity = {}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(os, "sched_setaffinity", affinity.__setitem__, raising=False)
+    for thread in (12, 13):
+        (tmp_path / str(thread)).mkdir()
+        (tmp_path / str(thread) / "comm").write_text(f"llvmpipe-{thread - 12}\n")
+    found = DriverPins(tmp_path)
+    found.affinity = affinity
+    return found
+
+
+def draw(pins, pinned_ms, free_ms, frames, effort="fine"):
+    """Draws pictures with noise; returns for each whether the threads were pinned."""
+    used = []
+    for frame in range(frames):
+        used.append(pins.is_pinned)
+        noise = 0.3 * math.sin(1.7 * frame) + (6.0 if frame % 12 == 0 else 0.0)
+        pins.add_time((pinned_ms if pins.is_pinned else free_ms) + noise, effort)
+    return used
+
+
+def test_threads_stay_pinned_while_that_is_faster(pins):
+    assert pins.affinity == {12: {0}, 13: {1}}
+    used = draw(pins, 7.0, 9.0, 8000)
+    assert sum(used) > 0.98 * len(used), "the other way is tried seldom and for a short time"
+    tried = [i for i in range(1, len(used)) if used[i - 1] and not used[i]]
+    gaps = [b - a for a, b in zip(tried, tried[1:], strict=False)]
+    assert 3 <= len(tried) < 20 and gaps[-1] > 4 * gaps[0]
+
+
+def test_threads_are_free_while_another_process_takes_a_core(pins):
+    draw(pins, 7.0, 9.0, 4000)
+    busy = draw(pins, 15.0, 10.0, 600)
+    assert not any(busy[60:100]), "within a second, though trials had become seldom"
+    assert sum(busy) < 0.2 * len(busy) and pins.affinity == {12: {0, 1}, 13: {0, 1}}
+    quiet = draw(pins, 7.0, 9.0, 3000)
+    assert sum(quiet[300:]) > 0.9 * len(quiet[300:])
+
+
+def test_times_of_different_efforts_are_not_compared(pins):
+    draw(pins, 7.0, 9.0, 80)
+    assert all(draw(pins, 15.0, 17.0, 60, "finer")), "it is slower by its effort"
+    assert pins.affinity == {12: {0}, 13: {1}}
+
+
+def test_without_driver_threads_nothing_is_pinned(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: pytest.fail("nothing to pin"))
+    pins = DriverPins(tmp_path)
+    draw(pins, 7.0, 9.0, 400)
