@@ -28,8 +28,8 @@ Written by `python -m benchmarks.devices --write` from reports of `cml selftest`
 (`docs/design/devices/`); do not edit. [Your GPU](../start.md#your-gpu) says how to make one.
 
 A part is the number of its checks, and of those that failed. Kernels run declared cases of odd
-sizes against NumPy, in any slices. Budgets are those of a network beside a picture of 4 ms; on a
-software driver the picture and other programs take the same cores.
+sizes against NumPy, in any slices. Budgets are those of a network beside a picture of 4 ms. They
+are not judged on a software driver, where the picture and other programs take the same cores.
 """
 
 
@@ -40,7 +40,7 @@ def page(reports: Sequence[SelfTestReport]) -> str:
     names = list(dict.fromkeys(part.name for report in reports for part in report.parts))
     budgets = list(dict.fromkeys(name for report in reports for name in _budgets(report)))
     rows = [
-        ["driver", *(f"{r.device['description']}, {r.device['backend_type']}" for r in reports)],
+        ["driver", *(_driver(r) for r in reports)],
         ["date", *(r.created.partition("T")[0] for r in reports)],
         ["engine, wgpu", *(f"{r.versions['cml-engine']}, {r.versions['wgpu']}" for r in reports)],
         ["test", *("quick" if r.quick else "whole" for r in reports)],
@@ -53,6 +53,11 @@ def page(reports: Sequence[SelfTestReport]) -> str:
     ]
     head = ["", *(str(r.device["device"]) for r in reports)]
     return f"{_HEAD}\n{markdown_table(head, '|---' * len(head) + '|', rows)}\n"
+
+
+def _driver(report: SelfTestReport) -> str:
+    words = (report.device["description"], report.device["backend_type"])
+    return ", ".join(str(word) for word in words if word)
 
 
 def _part(report: SelfTestReport, name: str) -> PartResult | None:
@@ -73,8 +78,8 @@ def _budgets(report: SelfTestReport) -> dict[str, Any]:
 
 def _budget(report: SelfTestReport, name: str) -> str:
     row = _budgets(report).get(name)
-    if row is None:
-        return ""
+    if row is None or report.device["software"]:
+        return "" if row is None else "not judged"
     over = row["frames_over_budget"] / max(1, row["frames"])
     return f"{row['slices_ms']['p99']:.2f} ms, {over:.1%}, {row['sliced_over_unsliced']:.2f}"
 

@@ -62,7 +62,7 @@ def dropping(frame: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SlicedCost:
-    """What frames of a budget did: frames over it, and the time of sliced runs over unsliced ones.
+    """The cost of slicing: the share of frames over budget, and sliced over unsliced time.
 
     ``waves`` are those of the slices that are a part of their step: the 10th percentile and the
     median. ``cuts`` is the number of such slices in a frame, on average.

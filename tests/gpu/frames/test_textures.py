@@ -11,6 +11,7 @@ import cml_engine as cml
 from cml_engine import InputError
 from cml_engine.ir.textures import FORMATS
 from cml_engine.ops import Fact
+from cml_engine.tools.selftest.transfers import linear_light, random_texels, shader_values
 from tests.fixtures.frames.host import Host, creations, native_objects, run_net
 from tests.fixtures.texels import create_texture, submitted, texels_of, texture_of, write_texels
 
@@ -25,32 +26,9 @@ def session_of(backend, *shape):
 
 
 def random_texture(gpu, rng, name, width, height):
-    """Returns a texture of random texels in the format ``name``, and the texels as an array.
-
-    The array has the format's own type and order of channels.
-    """
-    form = FORMATS[name]
-    shape = (height, width, len(form.order))
-    if form.encoding == "unorm8":
-        data = rng.integers(0, 256, shape).astype(np.uint8)
-    else:
-        data = (100 * rng.standard_normal(shape)).astype(form.encoding)
+    """Returns a texture of random texels in the format ``name``, and the texels as an array."""
+    data = random_texels(rng, name, width, height)
     return texture_of(gpu.device, data, name), data
-
-
-def numbers(data, name):
-    """Returns the RGBA floats that a shader reads from texels of the format ``name``."""
-    form = FORMATS[name]
-    value = data.astype(np.float32) / (255 if form.encoding == "unorm8" else 1)
-    if form.order == "bgra":
-        value = value[..., [2, 1, 0, 3]]
-    if form.srgb:
-        value[..., :3] = decoded(value[..., :3])
-    return value
-
-
-def decoded(value):
-    return np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
 
 
 def encoded(value):
@@ -90,7 +68,7 @@ def test_a_round_trip_is_exact_in_every_format_at_odd_sizes(gpu, host, rng, name
     assert "load_texture 'x'" in {part.title for r in host.reports for part in r.slices}
     # drivers may decode colours with an error of less than half an 8-bit step
     atol = 0.5 / 255 if FORMATS[name].srgb else 1e-5
-    assert_allclose(*host.finish(job), planes(numbers(data, name)), rtol=1e-5, atol=atol)
+    assert_allclose(*host.finish(job), planes(shader_values(data, name)), rtol=1e-5, atol=atol)
 
 
 def test_depth_is_read(gpu):
@@ -108,7 +86,7 @@ def test_depth_is_read(gpu):
 
 def test_channels_colours_and_layouts(gpu, rng):
     source, data = random_texture(gpu, rng, "rgba8unorm", 7, 5)
-    value = numbers(data, "rgba8unorm")
+    value = shader_values(data, "rgba8unorm")
     one, three = (session_of(gpu, 1, c, 5, 7) for c in (1, 3))
     last = session_of(gpu, 1, 5, 7, 3)
     flat = session_of(gpu, 5, 7)
@@ -205,7 +183,7 @@ def test_scale_shift_clamp_and_rounding_into_bytes(host):
 def test_output_is_copied_to_linear_and_srgb_textures(host, rng, name, srgb):
     value = rng.random((1, 3, 3, 5), np.float32)
     texels = copied(host, value, name, srgb=srgb)[..., :3]
-    light = decoded(value) if srgb else value
+    light = linear_light(value) if srgb else value
     expected = picture_of(encoded(light) if name.endswith("srgb") else light) * 255
     assert np.abs(texels - expected).max() <= 0.501
 
@@ -340,7 +318,7 @@ def test_large_texture_is_read_over_frames_by_default(gpu, rng, at_once):
     job = host.submit(session_of(gpu, 1, 4, 33, 67), {"x": texture_input})
     _, abandoned = host.encode()
     host.scheduler.abandon_frame()
-    assert_allclose(*host.finish(job), planes(numbers(data, "rgba8unorm")), rtol=1e-5)
+    assert_allclose(*host.finish(job), planes(shader_values(data, "rgba8unorm")), rtol=1e-5)
     loads = [report for report in host.reports if any(p.step == -1 for p in report.slices)]
     assert loads[0] is abandoned and (len(loads) == 2) == at_once
 
