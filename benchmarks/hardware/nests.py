@@ -56,8 +56,8 @@ def _matmul(p: Values, d: Values) -> Nest:
     step = 4 if "A_VECTOR" in d or "B_INNER" in d else 1
     rows, columns = int(d.get("ROWS", 1)), int(d.get("COLS", 1))
     steps = (p["k_end"] - p["k_begin"]) / step
-    # with loads ahead, a turn is two steps, and one or two steps stand before the loop
-    return Nest([max(steps - 1, 0) // 2 if "AHEAD" in d else steps], rows * columns)
+    # with loads ahead, the first turn stands before the loop
+    return Nest([max(steps // d["AHEAD"] - 1, 0) if "AHEAD" in d else steps], rows * columns)
 
 
 def _elementwise(p: Values, _: Values) -> Nest:

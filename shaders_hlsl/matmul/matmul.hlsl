@@ -235,44 +235,53 @@ void add_products(float x[LOADS][STEP], float w[STEP][COLS])
 
 // Adds the products from `begin` to `end`, of which there is a multiple of STEP.
 #if AHEAD
-void add_step(uint k)
+static float next_b[AHEAD][STEP][COLS];
+
+// Loads B for the steps of a turn that begins at `k`, but none past `final`.
+void load_turn(uint k, uint final)
+{
+    CML_UNROLL(uint, i, AHEAD) { load_b(min(k + i * STEP, final), next_b[i]); }
+}
+
+void multiply_step(uint k, float w[STEP][COLS])
 {
     float x[LOADS][STEP];
-    float w[STEP][COLS];
-    load_b(k, w);
     load_a(k, x);
     add_products(x, w);
 }
 
-// B is loaded two steps before it is multiplied, so a wave multiplies while it waits. The first step, or
-// two, are outside of the loop, so that compilers find the buffers and strides before it.
+void add_turn(uint k, uint final)
+{
+    float held[AHEAD][STEP][COLS];
+    CML_UNROLL(uint, n, AHEAD * STEP * COLS) {
+        held[n / (STEP * COLS)][n / COLS % STEP][n % COLS] =
+            next_b[n / (STEP * COLS)][n / COLS % STEP][n % COLS];
+    }
+    load_turn(k + AHEAD * STEP, final);
+    CML_UNROLL(uint, i, AHEAD) { multiply_step(k + i * STEP, held[i]); }
+}
+
+// B is loaded a turn of AHEAD steps before it is multiplied, so a wave multiplies while it waits. The
+// first turn is outside of the loop, so that compilers find the buffers and strides before it.
 void add_all(uint begin, uint end)
 {
     if (begin < end) {
-        uint k = begin;
-        add_step(k);
-        k += STEP;
-        if ((end - begin) / STEP % 2 == 0) {
-            add_step(k);
-            k += STEP;
-        }
         uint final = end - STEP;
-        float x[LOADS][STEP];
-        float held[2][STEP][COLS];
-        float next[2][STEP][COLS];
-        CML_UNROLL(uint, first, 2) { load_b(min(k + first * STEP, final), next[first]); }
-        for (; k < end; k += 2 * STEP) {
-            CML_UNROLL(uint, half, 2) {
-                CML_UNROLL(uint, c, STEP) {
-                    CML_UNROLL(uint, j, COLS) { held[half][c][j] = next[half][c][j]; }
-                }
-            }
-            CML_UNROLL(uint, i, 2) { load_b(min(k + (2 + i) * STEP, final), next[i]); }
-            CML_UNROLL(uint, part, 2) {
-                load_a(k + part * STEP, x);
-                add_products(x, held[part]);
+        uint k = begin;
+        load_turn(k, final);
+        if (end - begin >= AHEAD * STEP) {
+            add_turn(k, final);
+            k += AHEAD * STEP;
+            for (; k + AHEAD * STEP <= end; k += AHEAD * STEP) { add_turn(k, final); }
+        }
+#if !WHOLE_TURNS
+        CML_UNROLL(uint, i, AHEAD - 1) {
+            if (k < end) {
+                multiply_step(k, next_b[i]);
+                k += STEP;
             }
         }
+#endif
     }
 }
 #else

@@ -47,6 +47,11 @@ class MatmulTile:
     def width(self) -> int:
         return self.cols * self.lanes
 
+    @property
+    def reads_vectors(self) -> bool:
+        """True if a thread reads four columns of B at once."""
+        return self.cols % 4 == 0
+
     def __str__(self) -> str:
         return f"{self.rows}x{self.cols} by {self.group // self.lanes}x{self.lanes}"
 
@@ -67,6 +72,9 @@ _GPU_TILES = (
     MatmulTile(8, 8, 64, 8),
     MatmulTile(4, 8, 64, 8),
     MatmulTile(4, 4, 64, 16),
+    MatmulTile(2, 1, 64, 64),
+    MatmulTile(4, 1, 64, 64),
+    MatmulTile(8, 1, 64, 64),
     MatmulTile(1, 4, 64, 64),
     MatmulTile(4, 4, 64, 64),
     MatmulTile(8, 4, 64, 64),
@@ -83,6 +91,14 @@ def tiles_for(limits: Limits) -> tuple[MatmulTile, ...]:
     return _SOFTWARE_TILES if limits.software else _GPU_TILES
 
 
+def steps_ahead(tile: MatmulTile) -> int:
+    """Returns the steps of k whose loads of B are under way at once, on hardware.
+
+    A single column takes few registers.
+    """
+    return 8 if tile.cols == 1 else 2
+
+
 def shares_rows(limits: Limits) -> bool:
     """Returns True on a software driver with at least eight lanes.
 
@@ -93,21 +109,26 @@ def shares_rows(limits: Limits) -> bool:
 
 
 def choose_tile(rows: int, columns: int, inner: int, batch: int, limits: Limits) -> MatmulTile:
-    """Returns the tile with the least expected time.
+    """Returns the tile with the least expected time."""
+    return min(
+        tiles_for(limits),
+        key=lambda tile: expected_time(tile, rows, columns, inner, batch, limits),
+    )
 
-    It counts the results past the edges that are computed in vain, and the tile's speed; on
-    hardware it is the modelled time.
+
+def expected_time(
+    tile: MatmulTile, rows: int, columns: int, inner: int, batch: int, limits: Limits
+) -> float:
+    """Returns the expected time with a tile: in relative units, on hardware the modelled seconds.
+
+    It counts the results past the edges that are computed in vain, and the tile's speed.
     """
-
-    def time(tile: MatmulTile) -> float:
-        groups = batch * -(-rows // tile.height) * -(-columns // tile.width)
-        if limits.software:
-            return groups * tile.rows * tile.cols / tile.speed
-        # eight of k at a time; the first stand before the loop
-        turns = [max(-(-inner // 4) - 1, 0) // 2]
-        return hardware_table().seconds(f"matmul tile {tile}", groups, turns)
-
-    return min(tiles_for(limits), key=time)
+    groups = batch * -(-rows // tile.height) * -(-columns // tile.width)
+    if limits.software:
+        return groups * tile.rows * tile.cols / tile.speed
+    # four of k in each step; the first turn stands before the loop
+    turns = [max(inner / (4 * steps_ahead(tile)) - 1, 0)]
+    return hardware_table().seconds(f"matmul tile {tile}", groups, turns)
 
 
 PARAMS = (
@@ -122,6 +143,8 @@ _REDUCE_GROUP, _SOFTWARE_REDUCE_GROUP = 64, 8
 _LONG_SUM = 64
 #: the most results for which the tuner tries workgroups that reduce
 _MAX_REDUCED = 1 << 14
+#: the fewest rows of A that repay a copy of a computed B
+_LEAST_ROWS = 8
 #: work of a workgroup, so that a slice of a frame can hold one: about 0.3 ms on llvmpipe
 _GROUP_FLOPS = 1 << 23
 
@@ -319,7 +342,7 @@ def _columns_last(p: MatrixProduct) -> tuple[MatrixProduct, list[Dispatch]]:
     the dispatch if A has enough rows to repay the copy, otherwise the product is unchanged.
     """
     op, value = p.op, p.op.constant(p.b.name)
-    if value is None and p.rows < 8:
+    if value is None and p.rows < _LEAST_ROWS:
         return p, []
     shape = op.fact(p.b.name).shape[: len(p.batch)]
     width = -(-p.columns // 4) * 4
@@ -336,7 +359,14 @@ def _columns_last(p: MatrixProduct) -> tuple[MatrixProduct, list[Dispatch]]:
 
 
 def default_tile(p: MatrixProduct) -> MatmulTile:
-    return choose_tile(p.rows, p.columns, p.inner, prod(p.batch), p.op.limits)
+    """Returns the tile with the least expected time, a copy of B included on hardware."""
+
+    def time(tile: MatmulTile) -> float:
+        seconds = expected_time(tile, p.rows, p.columns, p.inner, prod(p.batch), p.op.limits)
+        is_counted = not p.op.limits.software and _is_copied(p, tile)
+        return seconds + is_counted * hardware_table().launch
+
+    return min(_tiles_of(p), key=time)
 
 
 def _k_last(p: MatrixProduct) -> MatrixProduct:
@@ -353,6 +383,29 @@ def _k_last(p: MatrixProduct) -> MatrixProduct:
     return replace(p, b=Matrix(p.b.name, width, 1, p.b.batch))
 
 
+def _loads_ahead(tile: MatmulTile, whole_turns: bool) -> Defines:
+    return {"AHEAD": steps_ahead(tile), **({"WHOLE_TURNS": 1} if whole_turns else {})}
+
+
+def _reads_columns(p: MatrixProduct, tile: MatmulTile) -> bool:
+    """Returns True if the tile can read adjacent columns of B where they are."""
+    if tile.reads_vectors:
+        return p.b.vectors(p.b.outer, p.b.inner)
+    return p.b.outer == 1
+
+
+def _is_copied(p: MatrixProduct, tile: MatmulTile) -> bool:
+    """Returns True if a dispatch copies B before the products."""
+    is_computed = p.op.constant(p.b.name) is None
+    return is_computed and p.rows >= _LEAST_ROWS and not (p.windows or _reads_columns(p, tile))
+
+
+def _tiles_of(p: MatrixProduct) -> list[MatmulTile]:
+    """Returns the tiles that can read B: four columns of it, if it is stored in few bits."""
+    few_bits = _is_half(p) or _stored_blocks(p) is not None
+    return [tile for tile in tiles_for(p.op.limits) if tile.reads_vectors or not few_bits]
+
+
 def lower_tiles(p: MatrixProduct, tile: MatmulTile) -> Iterator[Dispatch]:
     half, share = _is_half(p), shares_rows(p.op.limits)
     few_bits = half or _stored_blocks(p) is not None
@@ -360,18 +413,19 @@ def lower_tiles(p: MatrixProduct, tile: MatmulTile) -> Iterator[Dispatch]:
     if share and by_fours:
         p = _k_last(p)
     b_inner = (share or p.windows) and by_fours and p.b.vectors(p.b.inner, p.b.outer)
-    if not (b_inner or p.windows) and (few_bits or not p.b.vectors(p.b.outer, p.b.inner)):
+    if not (b_inner or p.windows) and (few_bits or not _reads_columns(p, tile)):
         p, copies = _columns_last(p)
         yield from copies
     a_vector = by_fours and p.a.vectors(p.a.inner, p.a.outer)
-    b_vector = not b_inner and p.b.vectors(p.b.outer, p.b.inner)
+    b_vector = not b_inner and tile.reads_vectors and p.b.vectors(p.b.outer, p.b.inner)
+    turn = steps_ahead(tile) * (4 if a_vector or b_inner else 1)
     vector = VECTOR_TYPE[C4H if half else C4]
     defines: Defines = {
         "ROWS": tile.rows,
         "COLS": tile.cols,
         "COLUMN_LANES": tile.lanes,
         "GROUP": tile.group,
-        **({} if p.op.limits.software else {"AHEAD": 1}),
+        **({} if p.op.limits.software else _loads_ahead(tile, p.inner % turn == 0)),
         **({"SHARE": 1} if share and tile.lanes == tile.group else {}),
         **({"A_VECTOR": 1, "T0_TYPE": "float4"} if a_vector else {}),
         **({"B_VECTOR": 1, "T1_TYPE": vector} if b_vector else {}),
@@ -521,7 +575,7 @@ MATMUL.add(
         kernel=KERNEL,
         lower=lower_tiles,
         default_tile=default_tile,
-        tiles=lambda p: tiles_for(p.op.limits),
+        tiles=_tiles_of,
         examples=(("matmul", Case(((9, 40), (40, 33)), _PLAIN, "rows")),),
     )
 )

@@ -26,6 +26,9 @@ _PARAMS = (
 #: kernel variants by number of dimensions: few, so that a new shape seldom needs a new pipeline
 _RANKS = (1, 2, 3, 4, 5, 8, MAX_DIMS)
 _GROUP, _ITEMS = 64, 8
+#: items of a thread on hardware, where many waves are faster than few long ones until they fill it:
+#: up to so many workgroups, and beyond (modelled, docs/design/performance.md)
+_FEW_ITEMS, _FEW_GROUPS, _MORE_ITEMS = 2, 1024, 4
 #: shorter rows would leave most lanes of a thread's ITEMS idle
 _LONG_ROW = 4 * _ITEMS
 #: a matrix is transposed through groupshared memory from this side on
@@ -96,12 +99,16 @@ def _dispatch(op: Lowering, source: str, target: str, copy: Copy) -> Dispatch:
     vector_copy = _in_vectors(copy, width)
     if op.limits.software:
         vector_copy = _lengthen_rows(vector_copy)
-    return _copy_dispatch(source, target, vector_copy, width)
+        return _copy_dispatch(source, target, vector_copy, width)
+    few = vector_copy.size <= _GROUP * _FEW_ITEMS * _FEW_GROUPS
+    return _copy_dispatch(source, target, vector_copy, width, _FEW_ITEMS if few else _MORE_ITEMS)
 
 
-def _copy_dispatch(source: str, target: str, copy: Copy, width: int) -> Dispatch:
+def _copy_dispatch(
+    source: str, target: str, copy: Copy, width: int, most: int = _ITEMS
+) -> Dispatch:
     row = copy.dims[-1].extent
-    items = 4 if row % _ITEMS == 4 and row < _LONG_ROW else _ITEMS
+    items = min(4 if row % _ITEMS == 4 and row < _LONG_ROW else _ITEMS, most)
     by_rows = len(copy.dims) == 1 or row % items == 0 or row >= _LONG_ROW
     blocks = -(-row // items)
     n = copy.size // row * blocks if by_rows else copy.size

@@ -213,7 +213,11 @@ def test_loads_ahead_of_their_turn_miss_no_products(blocks, gpu, set_limits):
         ("deconv", deconv_case((1, 4 * blocks, 3, 4), (4 * blocks, 5, 3, 3), (5,), stride=[2, 2]),
          ("tile 8x1 by 64",)),
         ("matmul", Case(((9, 4 * blocks), (4 * blocks, 12)), ROWS),
-         ("tile 1x4 by 1x64", "tile 8x4 by 1x64", "tile 4x4 by 4x16")),
+         ("tile 1x4 by 1x64", "tile 8x4 by 1x64", "tile 4x4 by 4x16", "tile 2x1 by 1x64")),
+        ("matmul", Case(((2, 9, 32 * blocks + 5), (2, 32 * blocks + 5, 70)), ROWS),
+         ("tile 4x1 by 1x64", "tile 4x4 by 1x64")),
+        ("matmul", Case(((2, 5, 32 * blocks), (2, 32 * blocks, 70)), ROWS),
+         ("tile 8x1 by 1x64",)),
     ):  # fmt: skip
         graph, inputs = case_graph(op, case, constants=True)
         (choice,) = lower(graph, gpu.limits).choices
