@@ -67,7 +67,7 @@ WRONG = [
     (kernel(params="n:double", lower=lambda op: []), "wanted name:u, name:i3, name:f"),
     (kernel(threads=lambda a, x: 1, lower=lambda op: []), "keep one"),
     ({"cases": [((3,),)]}, "cases must be cml.ops.Case"),
-    ({"tolerance": "1e-5"}, "tolerance is '1e-5'; wanted a number such as 1e-5, or cml.Tol"),
+    ({"tolerance": "1e-5"}, "tolerance is '1e-5'; wanted a number such as 1e-5, or cml.ops.Tol"),
     ({"tolerance": True}, "tolerance is True; wanted a number"),
     ({"tolerance": -1e-5}, "of finite numbers, 0 or more"),
     ({"tolerance": ops.Tolerance("1e-5", 0.0)}, "wanted a number such as"),
