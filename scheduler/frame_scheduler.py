@@ -89,6 +89,13 @@ class Periodic:
 
     If ``make_inputs`` raises, or its inputs are refused, the periodic job stops: :attr:`stopped` is
     True and :attr:`error` has the reason. The frame and the other jobs continue.
+
+    Examples
+    --------
+    >>> periodic = scheduler.submit_periodic(network, lambda: {"image": image}, period_ms=100.0)
+    >>> periodic.latest is None
+    True
+    >>> periodic.stop()
     """
 
     scheduler: Submitter

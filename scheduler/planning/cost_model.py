@@ -43,6 +43,11 @@ class FirstGuess:
     ``kernels`` has factors on that time, by the name of a kernel (``winograd``) or of one
     variant (``winograd-50be9931``, the second word of a step's key). The default values describe
     a slow integrated GPU, so that the first frames stay short.
+
+    Examples
+    --------
+    >>> guess = FirstGuess(flops_per_ms=2e9, bytes_per_ms=3e8, source="an RX 6800 is assumed")
+    >>> model = CostModel(guess=guess)
     """
 
     flops_per_ms: float = 2e7

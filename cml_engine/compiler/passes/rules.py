@@ -152,8 +152,18 @@ def _check_rule(rule: object) -> None:
 
 
 def unregister_rule(rule: Rule) -> None:
-    """Removes a rule that :func:`register_rule` added; raises ``ValueError`` if it is not
-    registered."""
+    """Removes a rule that :func:`register_rule` added.
+
+    Raises :class:`OperatorError` if it is not registered.
+
+    Examples
+    --------
+    >>> rule = cml.ops.Rule("negate twice", ("neg", "neg"), lambda match: match.first.inputs[0])
+    >>> rule = cml.ops.register_rule(rule)
+    >>> cml.ops.unregister_rule(rule)
+    """
+    if rule not in _REGISTERED:
+        raise OperatorError(f"rule '{rule.name}' is not registered: register_rule(rule) adds one")
     _REGISTERED.remove(rule)
 
 

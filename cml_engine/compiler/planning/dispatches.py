@@ -68,6 +68,10 @@ class PlanOptions:
       upload (``planning/layouts.py``); otherwise, and with ``keep``, a step converts them.
     - ``arena_limit``: the largest size of the arena in bytes; 0 is unlimited (``planning/bands/``).
     - ``overrides``: the caller's decisions (``planning/decisions.py``).
+
+    Examples
+    --------
+    >>> options = cml.CompileOptions(plan=PlanOptions(keep=True))
     """
 
     keep: bool = False

@@ -97,6 +97,13 @@ class GpuTensor:
     The renderer can bind it or copy it to a texture; another job can use it as an input.
     ``owner`` is the set of job outputs that it is part of, if any. Their memory lasts as long as
     the tensor object, or until the job's ``release()``.
+
+    Examples
+    --------
+    >>> outputs = network.run({"image": image})
+    >>> tensor = network.tensor("out")
+    >>> tensor.fact.shape, tensor.read().dtype
+    ((1, 4, 8, 8), dtype('float32'))
     """
 
     buffer: wgpu.GPUBuffer

@@ -250,6 +250,8 @@ def test_registered_rule_applies_until_unregistered():
     finally:
         unregister_rule(rule)
     assert operators(optimize(graph, frozenset({"chains"}))) == ["exp", "neg", "neg"]
+    with pytest.raises(OperatorError, match="rule 'two signs' is not registered"):
+        unregister_rule(rule)
 
 
 def test_a_rule_that_changes_the_shape_is_refused_by_name():
