@@ -35,6 +35,7 @@ DEBIAN_DRIVER = ("libvulkan1", "mesa-vulkan-drivers")
 OPTIONAL = frozenset(
     {"bake", "game", "images", "opengl", "oracles", "peers", "players", "plot", "pygfx"}
 )
+VULKAN_HEADER = Path("/usr/include/vulkan/vulkan.h")
 #: prints the engine's adapter; exit code 3 means that there is none
 PROBE = """
 from cml_engine import DeviceError, Gpu
@@ -322,6 +323,9 @@ def prepare_tests(*more: str) -> None:
     )
     if platform.system() == "Linux" and shutil.which("Xvfb") is None:
         install_debian("a display for tests", ("xvfb",))
+    if platform.system() == "Linux" and not VULKAN_HEADER.exists():
+        packages = ("libvulkan-dev", "vulkan-validationlayers")
+        install_debian("Vulkan's headers and validation for tests of the C player", packages)
 
 
 #: checks that run no code of the project
