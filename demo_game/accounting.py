@@ -88,8 +88,8 @@ class FrameAccount:
         for times in (self._worked_s, self._blocked_s, self._waited_s):
             times.clear()
         self._collected_s = 0.0
-        self._threads, self._process_s = self._clock.read(), time.process_time()
         self._mark, self._ran = time.perf_counter(), time.thread_time()
+        self._threads, self._process_s = self._clock.read(), time.process_time()
 
     def add(self, activity: str, *, waits: bool = False) -> None:
         """Assigns the time since the last call to an activity.

@@ -19,6 +19,9 @@ from cml_engine.demo_game.world.quadtree import Detail, fit_detail, list_needed
 FINISHED_S = 20.0
 #: shares of a frame that a picture takes at most: usually, and while tiles are waited for
 PICTURE_SHARE, BEHIND_SHARE = 0.7, 0.45
+#: share of a frame above which a picture is made smaller: more than ``BEHIND_SHARE``, so that it is
+#: the machine that is slow, and not what else runs on it
+_MOST_SHARE = 0.55
 #: share of the free time of frames that the networks are expected to use, and the tiles that come
 #: into view in :data:`FINISHED_S` of flight, as a share of those of one view
 _USED, _COMING = 0.7, 0.5
@@ -60,7 +63,7 @@ class MachineFit:
 
         The first picture is the preset's. If no picture is fast enough, the fastest is chosen.
         """
-        most_ms, first = BEHIND_SHARE * self.frame_ms, self.quality.effort
+        most_ms, first = _MOST_SHARE * self.frame_ms, self.quality.effort
         for share in _SHARES[:1] if self.keeps_size else _SHARES:
             for effort in sorted({first, len(EFFORTS) - 1}):
                 ms = measure(share, effort)

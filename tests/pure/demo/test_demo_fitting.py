@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cml_engine.demo_game.fitting import BEHIND_SHARE, FINISHED_S, MachineFit
+from cml_engine.demo_game.fitting import FINISHED_S, PICTURE_SHARE, MachineFit
 from cml_engine.demo_game.flight import ScriptedFlight
 from cml_engine.demo_game.render.pace import EFFORTS
 from cml_engine.demo_game.render.quality import SOFTWARE
@@ -99,7 +99,7 @@ def test_a_picture_that_is_never_fast_enough_is_the_fastest():
     share, effort = measured[-1]
     assert effort == len(EFFORTS) - 1 and fit.quality.effort == effort
     assert fit.quality.width == round(share * SOFTWARE.width)
-    assert fit.picture_ms > BEHIND_SHARE * FRAME_MS
+    assert fit.picture_ms > PICTURE_SHARE * FRAME_MS
 
 
 def test_what_the_player_or_the_world_fixes_is_kept():
