@@ -15,6 +15,16 @@ if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu
 
 
+class CheckFailed(Exception):
+    """The error of a check whose result is wrong."""
+
+
+def expect(is_right: bool, problem: str) -> None:
+    """Raises :class:`CheckFailed` unless a result is right; ``python -O`` drops no check."""
+    if not is_right:
+        raise CheckFailed(problem)
+
+
 @dataclass
 class SelfTest:
     """A self-test of a device.

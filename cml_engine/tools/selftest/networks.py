@@ -20,7 +20,7 @@ from cml_engine.ops.declaration.choice import TunedChoice, VariantTable
 from cml_engine.runtime.node_check import check_bits, check_nodes, random_words
 from cml_engine.runtime.session import CompileOptions, Session, random_inputs
 from cml_engine.tools.selftest import random_networks
-from cml_engine.tools.selftest.context import SelfTest
+from cml_engine.tools.selftest.context import CheckFailed, SelfTest, expect
 from cml_engine.tools.selftest.frame_loop import FrameLoop
 from cml_engine.tools.selftest.random_networks import RandomNetwork
 from cml_engine.tuning import Bench, tune
@@ -66,12 +66,12 @@ def check_digests(test: SelfTest) -> None:
         with test.check(f"integer network '{name}'"):
             outputs = session.run(inputs)
             got = run_digest(graph, outputs)
-            assert got == digest, (
-                f"got {got}, expected {digest}; {check_bits(graph, test.gpu, inputs)}"
-            )
+            if got != digest:
+                problem = check_bits(graph, test.gpu, inputs)
+                raise CheckFailed(f"got {got}, expected {digest}; {problem}")
         with test.check(f"integer network '{name}' in frames"):
             (outputs,) = FrameLoop(test.gpu).run(session, inputs)
-            assert run_digest(graph, outputs) == digest, "the digest differs from that of a run"
+            expect(run_digest(graph, outputs) == digest, "the digest differs from that of a run")
 
 
 def check_networks(test: SelfTest) -> None:
@@ -83,7 +83,7 @@ def check_networks(test: SelfTest) -> None:
         inputs = random_inputs(session.inputs)
         for done, node in enumerate(check_nodes(session.graph, test.gpu, inputs)):
             with test.check(f"{name}, {node.node.title}"):
-                assert node.ok, f"{node.comparison and node.comparison.problem}; {node.advice}"
+                expect(node.ok, f"{node.comparison and node.comparison.problem}; {node.advice}")
             test.show(f"networks: {name}", done + 1, len(session.graph.nodes))
         run = session.timer(inputs)
         times[name] = round(median(run() for _ in range(_RUNS)), 3)
@@ -154,4 +154,7 @@ def _one_conv() -> Graph:
 def _assert_near(values: Array, expected: Array) -> None:
     largest = float(np.abs(expected).max())
     error = float(np.abs(values - expected).max())
-    assert error <= _TUNED_ERROR * largest, f"differs by {error:.3g}, the largest is {largest:.3g}"
+    expect(
+        bool(error <= _TUNED_ERROR * largest),
+        f"differs by {error:.3g}, the largest is {largest:.3g}",
+    )

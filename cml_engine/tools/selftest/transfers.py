@@ -12,7 +12,7 @@ from cml_engine.gpu.gpu import Gpu
 from cml_engine.ir.graph import Array, Graph
 from cml_engine.ir.textures import FORMATS, TextureInput
 from cml_engine.runtime.session import Session, random_inputs
-from cml_engine.tools.selftest.context import SelfTest
+from cml_engine.tools.selftest.context import SelfTest, expect
 from cml_engine.tools.selftest.frame_loop import FrameLoop
 
 #: widths and heights of the textures
@@ -124,7 +124,7 @@ def _three_types(width: int) -> Graph:
 def _assert_same(outputs: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
     for name, values in expected.items():
         np.testing.assert_array_equal(outputs[name], values, err_msg=name)
-        assert outputs[name].dtype == values.dtype, name
+        expect(outputs[name].dtype == values.dtype, f"'{name}' is {outputs[name].dtype}")
 
 
 # -- a lost device --------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def check_loss(test: SelfTest) -> None:
             try:
                 call()
             except DeviceError as error:
-                assert "device was lost" in str(error), f"it raises another error: {error}"
+                expect("device was lost" in str(error), f"it raises another error: {error}")
             else:
                 raise AssertionError("it raises no error")
     test.part.note = "a device was destroyed on purpose"
