@@ -149,10 +149,6 @@ class GameWindow:
             self._size = width, height
             self.game.resize(width, height)
             self.overlay.resize(width, height)
-        wanted = self.game.quality.width, self.game.quality.height
-        if wanted != self._wanted:  # a picture that fits the machine
-            self._wanted = wanted
-            self.canvas.set_logical_size(*wanted)
         now = time.perf_counter()
         interval_s, self._last = now - self._last, now
         dt_s, paused = min(interval_s, _LONGEST_STEP_S), now - self._drawn > _PAUSE_S
@@ -168,6 +164,10 @@ class GameWindow:
             before.frame_ms = self._interval_ms(1e3 * interval_s)
             rest_ms = before.frame_ms - sum(before.parts.values())
             before.parts["the display and other programs"] = max(0.0, rest_ms)
+        wanted = self.game.quality.width, self.game.quality.height
+        if wanted != self._wanted:  # a picture that fits the machine
+            self._wanted = wanted
+            self.canvas.set_logical_size(*wanted)
         self.tracing.add()
 
     def _interval_ms(self, ms: float) -> float:

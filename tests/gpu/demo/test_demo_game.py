@@ -389,16 +389,48 @@ def test_software_driver_takes_few_timestamps(gpu, loaded, game, monkeypatch):
 
 
 @pytest.fixture
-def window(gpu):
+def open_window(gpu):
+    """A function that opens the game's window; it is closed after the test."""
     pytest.importorskip("imgui_bundle")
     from rendercanvas.offscreen import OffscreenRenderCanvas
 
     from cml_engine.demo_game.window import GameWindow
 
-    canvas = OffscreenRenderCanvas(size=(SMALL.width, SMALL.height))
-    opened = GameWindow(canvas, gpu, SMALL, FEW, scripted=True)
+    windows = []
+
+    def opened(quality=SMALL, settings=FEW):
+        canvas = OffscreenRenderCanvas(size=(quality.width, quality.height))
+        windows.append(GameWindow(canvas, gpu, quality, settings, scripted=True))
+        return windows[-1]
+
     yield opened
-    opened.close()
+    for window in windows:
+        window.close()
+
+
+@pytest.fixture
+def window(open_window):
+    return open_window()
+
+
+def test_the_window_becomes_as_small_as_the_machine_needs(open_window, monkeypatch):
+    quality = replace(SMALL, width=320, height=180)
+    fit = MachineFit(quality, FEW.detail, frame_ms=1000 / 60, least_ms=1.0)
+    window = open_window(quality, replace(FEW, fit=fit))
+    monkeypatch.setattr(window.game, "_measure_picture", lambda *a: 25.0 * a[2] * a[2])
+    for _ in turns():
+        window.canvas.draw()
+        assert window.failed is None
+        if fit.picture_ms is not None:
+            break
+    for _ in range(3):
+        window.canvas.draw()
+    assert window.canvas.get_logical_size() == (160, 90)
+    assert (window.game.renderer.width, window.game.renderer.height) == (160, 90)
+    window.canvas.set_logical_size(200, 100)  # the player's choice stays
+    window.canvas.draw()
+    window.canvas.draw()
+    assert window.canvas.get_logical_size() == (200, 100) and window.failed is None
 
 
 def test_frame_times_include_hitches_but_not_pauses(window, monkeypatch):
