@@ -192,6 +192,22 @@ def test_the_cause_of_a_late_frame_is_what_took_longer_than_usual():
     assert not any(sample.cause for sample in log.frames if sample is not late)
 
 
+def test_the_first_frame_and_mostly_late_frames_have_causes():
+    log = FrameLog(10.0, {})
+    for number in range(12):
+        sample = log.begin(idle_report(number))
+        held_ms = 9.0 if number % 3 else 0.0
+        sample.frame_ms = 7.0 + held_ms
+        sample.parts = {"drawing": 1.0, "the picture": 6.0, "the system": held_ms}
+    first = FrameLog(10.0, {})
+    alone = first.begin(idle_report(0))
+    alone.frame_ms, alone.parts = 20.0, {"drawing": 1.0, "the picture": 19.0}
+    for each in (log, first):
+        each.begin(idle_report(99))
+    assert alone.cause == "the picture"
+    assert {sample.cause for sample in log.frames if sample.frame_ms > 10.0} == {"the system"}
+
+
 @pytest.mark.parametrize(
     ("picture_ms", "cpu_ms", "said"),
     [
