@@ -321,11 +321,11 @@ def _shifted(shift: np.ufunc, a: Array, count: Array) -> Array:
 
 #: the five operands of random_bits; the first four elements are the published words of zeros
 _COUNTERS = tuple(
-    np.array(values, np.int32)
-    for values in (
+    np.array([*values, *range(number, 2000)], np.int32)[:2000]
+    for number, values in enumerate((
         [0, 1, 2, 3, 6, -7], [0, 0, 0, 0, 1, 9], [0, 0, 0, 0, 5, -1], [0, 0, 0, 0, -1, 7],
         [0, 0, 0, 0, 3, _LEAST],
-    )
+    ))
 )  # fmt: skip
 _ROUNDS = 10
 #: the multipliers of Philox4x32, and what its two keys grow by in every round

@@ -77,7 +77,7 @@ define(
         cost=gathered_cost,
         tolerance=EXACT,
         cases=[
-            Case(((10, 7), _index(10, 3)), {"axis": 0}, "rows"),
+            Case(((10, 7), _index(10, 70)), {"axis": 0}, "rows"),
             Case(((10, 16), _index(10, 3, 5)), {"axis": 0}, "embedding, aligned rows"),
             Case(((2, 9, 3), _index(9, 4)), {"axis": 1}, "middle axis"),
             Case(((5, 6), _index(6, 2, 2)), {"axis": 1}, "last axis"),

@@ -127,7 +127,7 @@ _WINDOWS: tuple[tuple[tuple[int, ...], dict[str, AttrValue], str], ...] = (
     ((2, 7, 3, 4), _attrs((1, 5, 1, 1)), "over channels"),
     ((3, 4, 5, 2), _attrs((2, 3, 2, 1), stride=[1, 2, 1, 2], border="ignore"), "over all"),
     ((2, 2, 3, 4, 3), _attrs((1, 1, 2, 3, 2)), "rank 5"),
-    ((1, 2, 16, 17), _attrs((1, 1, 16, 17), padding=[_KEEP] * 4), "global: a reduction"),
+    ((1, 70, 16, 17), _attrs((1, 1, 16, 17), padding=[_KEEP] * 4), "global: a reduction"),
     ((1, 2, 1, 2, 1, 2, 1, 3), _attrs((1, 2, 1, 1, 1, 2, 1, 2)), "rank 8"),
     ((2, 3, 9), _attrs((1, 1, 3), stride=[1, 1, 2]), "one spatial dimension"),
     ((5,), _attrs((3,)), "rank 1"),

@@ -204,7 +204,7 @@ def _running_cases(product: bool) -> Iterator[Case]:
     for exclusive in (False, True):
         for reverse in (False, True):
             attrs = {"exclusive": exclusive, "reverse": reverse}
-            yield Case((values(2, 9, 3),), {"axis": 1, **attrs}, "middle axis")
+            yield Case((values(20, 9, 7),), {"axis": 1, **attrs}, "middle axis")
             yield Case((values(3, 130),), {"axis": 1, **attrs}, "last axis")
             yield Case((values(70, 2),), {"axis": 0, **attrs}, "first axis")
     attrs = {"exclusive": False, "reverse": False}

@@ -171,7 +171,7 @@ def _cost(per_element: float, passes: int) -> Callable[..., Cost]:
 
 _SHAPES: tuple[tuple[tuple[int, ...], list[int], str], ...] = (
     ((2, 3, 5, 7), [2, 3], "rows of neighbours"),
-    ((2, 3, 5, 7), [1], "strided"),
+    ((2, 3, 15, 17), [1], "strided"),
     ((2, 8, 3, 4), [3, 0, 2], "axes in any order"),
     ((2, 3, 4), [], "no axes: the identity"),
     ((), [], "rank 0"),

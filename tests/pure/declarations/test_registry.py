@@ -5,9 +5,14 @@ from pathlib import Path
 import pytest
 
 from cml_engine import ops
+from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.lower import lower
+from cml_engine.ir.limits import Limits
 from cml_engine.nnef.expansion.signatures import EXTENSIONS, STDLIB
+from cml_engine.ops.declaration.choice import NO_VARIANTS, VariantTable
 from cml_engine.ops.declaration.registry import load_families, registered
 from cml_engine.ops.kernel_files import KERNEL_FOLDER
+from cml_engine.testing import variants
 from cml_engine.tools.report.operator_support import (
     EXTENSION,
     STANDARD,
@@ -72,3 +77,19 @@ def test_expansion_calling_an_unsupported_operator_is_refused():
     without = {k: v for k, v in specs.items() if k not in ("silu", "sigmoid")}
     row = SupportTable(without, fragments).support("silu")
     assert (row.gpu, row.cpu, row.note) == ("refused", "refused", "needs sigmoid")
+
+
+@pytest.mark.parametrize("spec", [s for s in SPECS if s.kernel], ids=lambda s: s.name)
+def test_every_kernel_has_a_case_of_several_workgroups(spec):
+    """Otherwise no check runs a part of it, because partitions are made of whole workgroups."""
+    most = {}
+    for graph in (graph for _, graph, _, layouts in variants(spec) if not layouts):
+        for choice in lower(graph, Limits()).choices or (None,):
+            for option in choice.options if choice else ("",):
+                if most.get(option, 0) < 2:
+                    table = VariantTable.forcing(choice.key, option) if choice else NO_VARIANTS
+                    steps = lower(graph, Limits(), options=PlanOptions(variants=table)).steps
+                    most[option] = max([most.get(option, 0), *(step.groups for step in steps)])
+    if len(most) > 1:
+        most.pop("", None)  # empty results, which leave nothing to choose
+    assert [option for option, groups in most.items() if groups < 2] == []
