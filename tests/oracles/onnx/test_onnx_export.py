@@ -27,6 +27,7 @@ from cml_engine.testing import case_graph  # noqa: E402
 from tests.fixtures.graphs import BLOCKS  # noqa: E402
 from tests.fixtures.integer.random_networks import random_integer_case  # noqa: E402
 from tests.fixtures.models import write_model  # noqa: E402
+from tests.fixtures.pages import ROOT  # noqa: E402
 from tests.proofs.onnx_nodes import (  # noqa: E402
     EXPANDED,
     class_of,
@@ -269,7 +270,7 @@ def test_an_open_axis_takes_other_sizes_or_is_refused(op, tmp_path):
 
 
 def test_networks_with_open_axes(tmp_path, run_cml):
-    enlarge = MODELS.parents[1] / "examples" / "models" / "enlarge.onnx"
+    enlarge = ROOT / "examples" / "models" / "enlarge.onnx"
     graph = cml.load(enlarge, shapes=(1, 3, 64, 48))
     words = f"export {enlarge} {tmp_path}/m.onnx --shape 1,3,64,48"
     run_cml(f"{words} --dynamic 1,3,height,width")
