@@ -74,7 +74,8 @@ def network_of(session: Session | Network) -> Network:
 
     Raises :class:`InputError` for anything else.
     """
-    network = cast(Network, getattr(session, "program", session))
+    current = getattr(session, "current_program", None)
+    network = cast(Network, session if current is None else current())
     if not hasattr(network, "step_costs"):
         backend = getattr(session, "backend", None)
         description = shortened(repr(session))

@@ -167,9 +167,13 @@ class Session:
 
     @property
     def program(self) -> Program:
-        """The backend's program of the network, for tools and the scheduler.
+        """The backend's program of the network, for tools."""
+        return self._program
 
-        Reading it switches to a replacement network that is ready.
+    def current_program(self) -> Program:
+        """Switches to a replacement network that is ready, and returns the program to run.
+
+        For schedulers, which call it for every job.
         """
         self._take_coming()
         return self._program
