@@ -1,5 +1,22 @@
 """The steps of a frame: collects the state, starts the chosen jobs and encodes slices.
 
+The life of a job, with the calls of the executor that move it:
+
+1. ``submit``: ``accept`` checks the inputs. The job is queued; its network is prepared in frames
+   until it is ready.
+2. :func:`collect_state`: the job is a candidate once its inputs exist and its network is free.
+3. :func:`plan_and_start`: the planner gives it slices. ``reserve`` takes memory, ``begin_job``
+   encodes the uploads of its inputs. The job runs, and its run is the receipt by which a lost frame
+   is noticed later (``harm``).
+4. :func:`advance_jobs`: each slice moves ``step`` and ``group``.
+5. :func:`encode_slices`: ``encode`` records the slices. A step on the CPU begins with a readback
+   (``begin_cpu_step``) and ends in a later frame (``end_cpu_step``). After the last step
+   ``finish_job`` copies the outputs, and the job is done.
+6. The frame ends: ``end_frame`` makes all this final. If the host does not submit it,
+   ``abandon_frame`` undoes it, and ``resume_job`` continues the jobs that had ended in it.
+7. ``end_job`` frees the network for the next job, also if the job fails or is cancelled;
+   ``release`` frees the outputs when the host has released them.
+
 Errors fail the jobs that they belong to; they do not leave the frame.
 """
 
@@ -26,7 +43,7 @@ if TYPE_CHECKING:
 _NUMBER = attrgetter("number")
 
 
-def gather(
+def collect_state(
     jobs: Lifecycle, report: FrameReport, policy: Policy, rate: float, model: CostModel,
     *, most_unsettled: int, gpu_behind: bool,
 ) -> FrameState:  # fmt: skip
@@ -143,7 +160,7 @@ def _fail_without_input(jobs: Lifecycle) -> None:
             jobs.end(job, "failed", message)
 
 
-def begin(
+def plan_and_start(
     jobs: Lifecycle, encoder: wgpu.GPUCommandEncoder, planner: Planner, state: FrameState
 ) -> FramePlan:
     """Plans the frame, starts the jobs that begin in it, and returns the plan.
@@ -215,7 +232,7 @@ def _missing_memory(network: Network) -> str:
     return "" if network.ready else network.waiting_for or "its network to be ready"
 
 
-def apply(plan: FramePlan, report: FrameReport) -> None:
+def advance_jobs(plan: FramePlan, report: FrameReport) -> None:
     """Advances the jobs by the plan's slices, and adds the slices to the report."""
     report.reason, report.planned = plan.reason, plan.by_budget
     slices, now_ms, predicted_ms = report.slices, report.now_ms, 0.0
@@ -250,7 +267,7 @@ def networks_ready(queues: Sequence[NetworkQueue]) -> dict[int, bool]:
     return ready_by_id
 
 
-def append(
+def encode_slices(
     jobs: Lifecycle,
     encoder: wgpu.GPUCommandEncoder,
     report: FrameReport,

@@ -32,12 +32,12 @@ from cml_engine.scheduler.clock import (
 )
 from cml_engine.scheduler.executor import WALL_CLOCK, Executor, ExecutorSource, Network
 from cml_engine.scheduler.frame import (
-    append,
-    apply,
-    begin,
+    advance_jobs,
+    collect_state,
+    encode_slices,
     fail_all_where_lost,
-    gather,
     networks_ready,
+    plan_and_start,
 )
 from cml_engine.scheduler.frame_timings import FrameTimings, group_slices, most_unsettled
 from cml_engine.scheduler.jobs.job import Job
@@ -566,12 +566,12 @@ class FrameScheduler:
         jobs.begin_frame(self._pace())
         is_behind = self.executor.frames_in_flight >= self.max_frames_in_flight
         ready = networks_ready(jobs.job_list.queues) if jobs.recorder else {}
-        state = gather(
+        state = collect_state(
             jobs, report, self.policy, rate, self.cost_model,
             most_unsettled=most_unsettled(self.executor), gpu_behind=is_behind,
         )  # fmt: skip
-        plan = begin(jobs, encoder, self.planner, state)
-        apply(plan, report)
+        plan = plan_and_start(jobs, encoder, self.planner, state)
+        advance_jobs(plan, report)
         if jobs.recorder:
             # preparing one network may have evicted another
             ready_after = networks_ready(jobs.job_list.queues)
@@ -584,7 +584,7 @@ class FrameScheduler:
         n_groups = self.executor.max_groups if report.timed else 1
         groups = group_slices(plan.slices, n_groups, self.frame)
         encoding = _REAL.now_ms()
-        append(jobs, encoder, report, groups)
+        encode_slices(jobs, encoder, report, groups)
         report.encode_ms = _REAL.now_ms() - encoding
         timed = groups if report.timed else []
         self._timing.encoded(report, [[(part.cost, part.count) for part in g] for g in timed])
