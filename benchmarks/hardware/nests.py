@@ -53,6 +53,8 @@ def _winograd(p: Values, d: Values) -> Nest:
 
 
 def _matmul(p: Values, d: Values) -> Nest:
+    if "REDUCE" in d:  # lanes are side by side along k, which counts vectors
+        return Nest([-(-(p["k_end"] - p["k_begin"]) // int(d["GROUP"]))])
     step = 4 if "A_VECTOR" in d or "B_INNER" in d else 1
     rows, columns = int(d.get("ROWS", 1)), int(d.get("COLS", 1))
     steps = (p["k_end"] - p["k_begin"]) / step

@@ -209,7 +209,7 @@ def test_loads_ahead_of_their_turn_miss_no_products(blocks, gpu, set_limits):
         ("conv", conv_case((2, 4 * blocks - 1, 6, 7), (13, 4 * blocks - 1, 1, 1)),
          ("window 8x2 by 64",)),
         ("conv", conv_case((1, 4 * blocks, 32, 64), (9, 4 * blocks, 3, 3), **around),
-         ("winograd 8x2 by 64",)),
+         ("winograd 8x1 by 64", "winograd 8x2 by 64")),
         ("deconv", deconv_case((1, 4 * blocks, 3, 4), (4 * blocks, 5, 3, 3), (5,), stride=[2, 2]),
          ("tile 8x1 by 64",)),
         ("matmul", Case(((9, 4 * blocks), (4 * blocks, 12)), ROWS),

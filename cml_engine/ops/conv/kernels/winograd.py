@@ -65,7 +65,7 @@ _LEAST_TILES = 64
 _MOST_WASTE, _MOST_TRIED_WASTE = 1.8, 4.0
 #: rows and columns of the products' tiles for the tuner
 _SOFTWARE_TILES = ((8, 4), (16, 4), (16, 8), (32, 4))
-_TILES = ((8, 2), (8, 4), (16, 2), (16, 4))
+_TILES = ((8, 1), (16, 1), (8, 2), (8, 4), (16, 2), (16, 4))
 #: rows of a thread of the products, if they divide the channels, and threads of a workgroup, where
 #: eight lanes share loads
 _SHARED_ROWS, _SHARED_GROUP = 32, 8
