@@ -26,6 +26,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from players.build import BuildError, build_core
+
 ROOT = Path(__file__).resolve().parent
 _BUILD = "import sys; from hatchling import build; getattr(build, sys.argv[1])(sys.argv[2])"
 
@@ -33,9 +35,11 @@ _BUILD = "import sys; from hatchling import build; getattr(build, sys.argv[1])(s
 def build_packages(folder: Path) -> None:
     """Writes every package of a release into an existing folder.
 
-    The source distribution comes first. The others are built from an unpacked copy of it, so that
-    none of them holds a file that git ignores.
+    The source distribution comes first, with the core of the web player, which is compiled for it.
+    The others are built from an unpacked copy of it, so that none of them holds another file that
+    git ignores.
     """
+    build_core()
     _run_hatchling("build_sdist", ROOT, folder)
     (source,) = folder.glob("cml_engine-*.tar.gz")
     with tempfile.TemporaryDirectory() as unpacked:
@@ -130,7 +134,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = ROOT / "dist"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    build_packages(folder)
+    try:
+        build_packages(folder)
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return 2
     for path in sorted(folder.iterdir()):
         print(f"{path.stat().st_size:10,} bytes  {path.relative_to(ROOT)}")
     return check_packages(folder) if options.dry_run else 0

@@ -18,7 +18,7 @@ STYLE = ROOT / "players/c/.clang-format"
 
 def sources() -> list[Path]:
     """Returns the files that clang-format formats."""
-    files = [*(ROOT / "players/c").rglob("*"), *(ROOT / "tests/players").iterdir()]
+    files = [*(ROOT / "players").rglob("*"), *(ROOT / "tests/players").rglob("*")]
     return sorted(f for f in files if f.suffix in (".c", ".h", ".cpp", ".hpp"))
 
 

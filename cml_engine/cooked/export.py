@@ -25,7 +25,15 @@ _WEB_FILES = {
     "index.html": "page.html",
     **{
         name: name
-        for name in ("page.css", "page.js", "cml.js", "check.js", "picture.js", "scene.js")
+        for name in (
+            "page.css",
+            "page.js",
+            "cml.js",
+            "core.js",
+            "check.js",
+            "picture.js",
+            "scene.js",
+        )
     },
 }
 _C_FILES = {
@@ -79,7 +87,7 @@ def export_player(
     folder has files and ``overwrite`` is False.
     """
     is_web = language == "web"
-    player = player_folder(language, "cml.js" if is_web else "include/cml.h")
+    player = player_folder(language, "core.js" if is_web else "include/cml.h")
     check_new_folder(folder, overwrite)
     profiles, sources = (_WEB_PROFILES, _WEB_FILES) if is_web else (tuple(PROFILES), _C_FILES)
     files = {name: (player / source).read_bytes() for name, source in sources.items()}
@@ -102,9 +110,14 @@ def export_player(
 def player_folder(language: str, file: str) -> Path:
     """Returns the folder of a player; raises :class:`InputError` if it lacks the file."""
     folder = bundled_folder(f"cooked/players/{language}", f"players/{language}")
-    if not (folder / file).is_file():
-        raise InputError(f"the player is not installed: wanted '{folder / file}'")
-    return folder
+    if (folder / file).is_file():
+        return folder
+    if file == "core.js" and (folder / "core.c").is_file():
+        raise InputError(
+            f"the web player is not built: '{folder / file}' is missing. In a checkout "
+            "`python -m players.build` makes it, with the package ziglang (the extra `players`)"
+        )
+    raise InputError(f"the player is not installed: wanted '{folder / file}'")
 
 
 def picture_of(graph: Graph) -> tuple[str, str] | None:

@@ -35,7 +35,7 @@ def write_host(
     for name, data in (_read(three) if three else fetch_three()).items():
         write_atomically(folder / name, data)
     write_networks(folder, profiles)
-    write_player(folder, "cml.js", "picture.js", "tiles.js")
+    write_player(folder, "cml.js", "core.js", "picture.js", "tiles.js")
     for name in ("index.html", "page.js", "host.js"):
         write_atomically(folder / name, (_HERE / name).read_bytes())
     print_address(folder)

@@ -36,7 +36,7 @@ def write_world(folder: Path, profiles: Sequence[str] = ("discrete", "portable")
     """
     write_networks(folder, profiles)
     write_networks(folder / "integer", profiles, integer=True)
-    write_player(folder, "cml.js", "tiles.js")
+    write_player(folder, "cml.js", "core.js", "tiles.js")
     for name in ("index.html", "world.js"):
         write_atomically(folder / name, (_HERE / name).read_bytes())
     print_address(folder)
@@ -78,7 +78,15 @@ def _needed(chain: Chain, sessions: set[str]) -> list[str]:
 
 
 def write_player(folder: Path, *names: str) -> None:
-    """Copies files of the web player, and the example's ``tiles.js``, to ``folder``."""
+    """Copies files of the web player, and the example's ``tiles.js``, to ``folder``.
+
+    Raises :class:`cml_engine.InputError` if the player is not built.
+    """
+    if not (_PLAYER / "core.js").is_file():
+        raise cml.InputError(
+            f"the web player is not built: '{_PLAYER / 'core.js'}' is missing. In a checkout "
+            "`python -m players.build` makes it, with the package ziglang (the extra `players`)"
+        )
     for name in names:
         source = _HERE if name == "tiles.js" else _PLAYER
         write_atomically(folder / name, (source / name).read_bytes())

@@ -3,16 +3,36 @@
  * Runs the golden inputs of cooked files, whole and in slices, and compares with their golden outputs:
  * a line of JSON for each.
  *
- *     deno run -A players/web/check.js net.cml [other.cml] [--profile portable]
+ *     deno run -A players/web/check.js net.cml [other.cml]
  */
 
-import { CookedFile, Scheduler, loadCooked, planFrame, requestDevice } from "./cml.js";
+import { Scheduler, loadCooked, requestDevice } from "./cml.js";
 
 /** @typedef {import("./cml.js").Numbers} Numbers */
+/** @typedef {{name: string, data: Numbers}} GoldenTensor */
 
-/** Returns the golden input, or random numbers if there is none. @param {import("./cml.js").Network} network @returns {Promise<Record<string, any>>} */
-export async function someInputs(network) {
-  const golden = await network.file.golden();
+const ARRAYS = { scalar: Float32Array, integer: Int32Array, logical: Uint32Array };
+/** bytes of the head and of each row of the section `golden` (docs/cooked.md), and where a row has its offset */
+const HEAD_BYTES = 8, ROW_BYTES = 64, OFFSET_AT = 56;
+
+/**
+ * Returns the golden input and its outputs, or null if the file has none. Loading has checked that they are those of the network.
+ * @param {import("./cml.js").Network} network @returns {{tolerance: number, inputs: GoldenTensor[], outputs: GoldenTensor[]} | null}
+ */
+export function goldenOf({ file, inputs, outputs }) {
+  const bytes = file.section("golden"), view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+  if (!bytes.length) return null;
+  const places = [...inputs.values(), ...[...outputs.values()].map(({ place }) => place)];
+  const tensors = places.map(({ name, type, elements }, i) => {
+    const at = Number(view.getBigUint64(HEAD_BYTES + ROW_BYTES * i + OFFSET_AT, true));
+    return { name, data: new ARRAYS[type](bytes.slice(at, at + 4 * elements).buffer) };
+  });
+  return { tolerance: view.getFloat32(4, true), inputs: tensors.slice(0, inputs.size), outputs: tensors.slice(inputs.size) };
+}
+
+/** Returns the golden input, or random numbers if there is none. @param {import("./cml.js").Network} network @returns {Record<string, any>} */
+export function someInputs(network) {
+  const golden = goldenOf(network);
   if (golden) return Object.fromEntries(golden.inputs.map(({ name, data }) => [name, data]));
   return Object.fromEntries([...network.inputs.values()].map(({ name, type, elements }) => {
     const numbers = Array.from({ length: elements }, () => Math.random());
@@ -57,33 +77,30 @@ export async function playJob(job, network, frame) {
 
 /** Returns a planner of random slices, about `parts` of a run, from one workgroup to several steps. */
 /** @param {import("./cml.js").Network} network @param {number} parts @returns {import("./cml.js").Planner} */
-const byChance = (network, parts) => ({ jobs: [job] }) => {
-  /** @type {import("./cml.js").FramePlan} */
-  const plan = { slices: [], starts: [], reason: "budget", byBudget: false };
-  if (!job) return plan;
-  if (job.state === "queued") plan.starts.push(job);
+const byChance = (network, parts) => ([job]) => {
+  /** @type {{job: import("./cml.js").Job, step: number, first: number, count: number}[]} */ const slices = [];
+  if (!job) return slices;
   let { step, group: first } = job, left = 2 * Math.random() * network.steps.length / parts;
-  for (; left > 0 && step < job.costs.length; [step, first] = [step + 1, 0]) {
-    const { groups } = job.costs[step];
+  for (; left > 0 && step < network.steps.length; [step, first] = [step + 1, 0]) {
+    const { groups } = network.steps[step];
     const count = Math.min(groups - first, Math.ceil(left * groups));
-    plan.slices.push({ job, step, first, count, predictedMs: 0.1 });
+    slices.push({ job, step, first, count });
     left -= count / groups;
   }
-  return plan;
+  return slices;
 };
 
 /** Compares the outputs with the golden ones, and runs in planned and random slices with an unsliced run. */
-/** @param {GPUDevice} gpu @param {Uint8Array<ArrayBuffer>} bytes @param {string} [profile] of the plan; chosen by the player by default */
-export async function checkGolden(gpu, bytes, profile, budgetMs = 2, parts = 200) {
-  const file = await CookedFile.open(bytes), golden = await file.golden();
-  if (!golden) throw new Error(`'${file.name}' has no golden input`);
-  if (profile) file.plans = file.plans.filter((plan) => plan.profile === profile);
-  const network = await loadCooked(gpu, file), inputs = await someInputs(network);
+/** @param {GPUDevice} gpu @param {Uint8Array<ArrayBuffer>} bytes */
+export async function checkGolden(gpu, bytes, budgetMs = 2, parts = 200) {
+  const network = await loadCooked(gpu, bytes), golden = goldenOf(network);
+  if (!golden) throw new Error(`'${network.name}' has no golden input`);
+  const inputs = someInputs(network);
   const unsliced = await network.run(inputs);
   const error = Math.max(...golden.outputs.map(({ name, data }) => farthest(data, unsliced[name])));
   const frames = [];
   let identical = true;
-  for (const planner of [planFrame, byChance(network, parts)]) {
+  for (const planner of [null, byChance(network, parts)]) {
     await network.reset();
     const scheduler = new Scheduler(gpu, { budgetMs }), job = scheduler.submit(network, inputs);
     scheduler.planner = planner;
@@ -97,16 +114,15 @@ export async function checkGolden(gpu, bytes, profile, budgetMs = 2, parts = 200
     frames.push(count);
   }
   network.destroy();
-  return { name: file.name, profile: network.plan.profile, error, tolerance: golden.tolerance, identical, frames };
+  return { name: network.name, profile: network.plan.profile, error, tolerance: golden.tolerance, identical, frames };
 }
 
 if (/** @type {any} */ (import.meta).main) {
   const { args, readFile, exit } = /** @type {any} */ (globalThis).Deno;
-  const gpu = await requestDevice(), at = args.indexOf("--profile");
-  const [, profile] = at < 0 ? [] : args.splice(at, 2);
+  const gpu = await requestDevice();
   let good = true;
   for (const path of args) {
-    const result = await checkGolden(gpu, await readFile(path), profile);
+    const result = await checkGolden(gpu, await readFile(path));
     good &&= result.identical && result.error <= result.tolerance;
     console.log(JSON.stringify(result));
   }

@@ -14,7 +14,7 @@
  * - `StaleArtifact`: no plan in the file fits this device. Cook the network again for it.
  * - `InputError`: an argument is wrong.
  * - `KernelError`: the device refuses a kernel of the file.
- * - `DeviceError`: there is no WebGPU, the device is lost, or it is out of memory.
+ * - `DeviceError`: there is no WebGPU or no WebAssembly, the device is lost, or memory is used up.
  * - `JobError`: the requested result does not exist.
  */
 export type ErrorCode =
@@ -126,7 +126,7 @@ export function loadCooked(
 export class CookedFile {
   private constructor();
   /**
-   * Reads a file and checks it, except the weights and kernels, which {@link loadCooked} checks.
+   * Reads a file and checks it, except the kernels, which {@link loadCooked} checks.
    *
    * @throws {CmlError} `CorruptArtifact`, `StaleArtifact` or `InputError` (over a limit).
    */
@@ -150,7 +150,8 @@ export class Network {
   /**
    * Runs the whole network at once and waits for the outputs: for tools and tests, not for frames.
    *
-   * @throws {CmlError} `InputError` for wrong inputs, `JobError` while a job of the network runs.
+   * @throws {CmlError} `InputError` for wrong inputs, `JobError` while a job of the network runs, or a frame
+   * with its work has not ended.
    */
   run(inputs: Record<string, Numbers | number[] | GpuTensor>): Promise<Record<string, Numbers>>;
   /** Gives the network's variables the values that they have in the file. */
@@ -187,6 +188,8 @@ export interface SchedulerOptions {
   overShare?: number;
   /** The order in which jobs get their part of a frame; {@link leastLaxity} unless given. */
   policy?: Policy;
+  /** The number of jobs that are queued, run, or are done and not released; 256 unless given. */
+  maxJobs?: number;
 }
 
 /** Options of {@link Scheduler.submit}. */
@@ -277,7 +280,8 @@ export class Scheduler {
   /**
    * Queues a run of a network. Elements are copied now.
    *
-   * @throws {CmlError} `InputError` for wrong inputs or options.
+   * @throws {CmlError} `InputError` for wrong inputs or options, with `maxJobs` jobs, or while the network
+   * works for another scheduler.
    */
   submit(network: Network, inputs: Record<string, Input>, options?: SubmitOptions): Job;
   /**

@@ -3,7 +3,7 @@
 /** The exported page: a scene that is drawn in every frame, and a network that runs in slices beside it. */
 
 import { Scheduler, getOrMake, loadCooked, requestDevice } from "./cml.js";
-import { farthest, someInputs } from "./check.js";
+import { farthest, goldenOf, someInputs } from "./check.js";
 import { Painter, pixels, tiles } from "./picture.js";
 import { Scene } from "./scene.js";
 
@@ -195,8 +195,8 @@ class Running extends Work {
   }
 
   async begin() {
-    this.inputs = await someInputs(this.network);
-    const golden = await this.network.file.golden();
+    this.inputs = someInputs(this.network);
+    const golden = goldenOf(this.network);
     const output = golden?.outputs.find(({ name }) => name === this.shown?.name) ?? golden?.outputs[0];
     this.golden = output && { ...output, tolerance: golden?.tolerance ?? 0 };
     let low = Infinity, high = -Infinity;

@@ -20,6 +20,7 @@ from cml_engine.tools.cli.options import GROUPS
 from cml_engine.tools.report.operator_support import operator_doc, operator_text
 from tests.fixtures.operators import declare
 from tests.fixtures.pages import ROOT
+from tests.players.deno import need_core
 
 (_SUBPARSERS,) = (a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
 COMMANDS = _SUBPARSERS.choices
@@ -97,6 +98,8 @@ def _workers_in_this_process(monkeypatch):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_example_runs(command, workplace, monkeypatch, capsys):
     monkeypatch.chdir(workplace)
+    if command == "export":
+        need_core()
     words = shlex.split(DECLARED[command].example)[1:]
     assert cli.main(words) == 0, capsys.readouterr().err
 

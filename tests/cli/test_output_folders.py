@@ -11,6 +11,7 @@ from cml_engine.gpu.shaders.dump import dump_kernel
 from cml_engine.io.atomic_write import COMPLETE
 from cml_engine.io.output_folder import OutputFolder, file_below, file_stem, name_problem
 from tests.fixtures.models import write_model
+from tests.players.deno import need_core
 
 TEXT = """\
 version 1.0;
@@ -46,6 +47,8 @@ def given(tmp_path_factory):
 
 
 def line(command, given, folder):
+    if command == "export":
+        need_core()
     return COMMANDS[command][0].format(folder=folder, **given)
 
 

@@ -39,7 +39,8 @@ def test_npm_package_has_only_host_files(package):
     description = json.loads((package / "package.json").read_text())
     files = {path.name for path in package.iterdir()}
     assert files == {
-        "LICENSE", "README.md", "package.json", "cml.js", "cml.d.ts", "picture.js", "picture.d.ts",
+        "LICENSE", "README.md", "package.json", "cml.js", "core.js", "cml.d.ts", "picture.js",
+        "picture.d.ts",
     }  # fmt: skip
     targets = [path for entry in description["exports"].values() for path in entry.values()]
     assert {target.removeprefix("./") for target in targets} < files

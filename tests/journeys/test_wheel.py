@@ -101,7 +101,9 @@ def test_an_example_of_the_pages_is_copied_and_runs(compiler_environment, tmp_pa
 def test_a_page_is_exported_from_the_wheel(compiler_environment, tmp_path):
     model = Path(__file__).parent / "hosts/twice.nnef"
     compiler_environment.run("cml", "export", model, "page", "--to", "web", cwd=tmp_path)
-    assert {"index.html", "cml.js", "net.cml"} <= {p.name for p in (tmp_path / "page").iterdir()}
+    assert {"index.html", "cml.js", "core.js", "net.cml"} <= {
+        p.name for p in (tmp_path / "page").iterdir()
+    }
 
 
 TYPED_HOST = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from examples.deno import find_deno as find_deno
+from players.build import BuildError, build_core, find_compiler
 
 ROOT = Path(__file__).resolve().parents[2]
 WEB = ROOT / "players" / "web"
@@ -22,13 +24,35 @@ def deno_command(*words: str | Path) -> dict[str, Any]:
     """Returns keyword arguments of `subprocess.run` that run Deno with ``words`` in the project's
     root.
 
-    Raises ``FileNotFoundError`` if Deno is not installed.
+    Raises ``FileNotFoundError`` if Deno is not installed. Skips the test if the web player cannot
+    be built.
     """
+    need_core()
     program = find_deno()
     if program is None:
         raise FileNotFoundError("deno is not installed: pip install deno (the extra `players`)")
     quiet = {"NO_COLOR": "1", "DENO_NO_UPDATE_CHECK": "1", "XDG_RUNTIME_DIR": "/tmp"}
     return {"args": [program, *map(str, words)], "cwd": ROOT, "env": os.environ | quiet}
+
+
+@functools.cache
+def need_core() -> Path:
+    """Returns the path of the web player's core, which is built if it is not current.
+
+    Skips the test without a compiler for it.
+    """
+    import fcntl  # not there on Windows, which builds it beforehand
+
+    lock_file = ROOT / ".pytest_cache" / "core.lock"
+    lock_file.parent.mkdir(exist_ok=True)
+    with lock_file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            return build_core()
+        except BuildError as error:
+            if find_compiler():
+                raise
+            pytest.skip(str(error))
 
 
 def run_deno(*words: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -87,13 +87,15 @@ def _event(
         yield event["job"]
 
 
-def replayed(program: Path, recording: Recording) -> list[list[list[int]]]:
-    """Replays a recording in the C player; returns a list per frame of its slices, as integers."""
+def replayed(program: Path | Sequence[str], recording: Recording) -> list[list[list[int]]]:
+    """Replays a recording in the C player, a program or a command; returns a list per frame of its
+    slices, as integers."""
     lines = "".join(
         " ".join(word if isinstance(word, str) else float(word).hex() for word in words) + "\n"
         for words in lines_of(recording)
     )
-    run = subprocess.run([program], input=lines, capture_output=True, text=True, timeout=120)
+    command = [program] if isinstance(program, Path) else program
+    run = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     return [
         [[int(n) for n in part.split(":")] for part in line.split()]

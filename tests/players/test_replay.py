@@ -1,7 +1,6 @@
-"""Tests that Python and the C and JavaScript players replay recordings of the Python scheduler with
-the same slices."""
+"""Tests that Python and the C player, also as WebAssembly, replay recordings of the Python
+scheduler with the same slices."""
 
-import json
 import random
 from itertools import zip_longest
 
@@ -12,9 +11,10 @@ from cml_engine.scheduler import VirtualClock
 from cml_engine.scheduler.planning.policy import by_priority, fair_share, least_laxity
 from cml_engine.scheduler.tools.replay import replay
 from cml_engine.scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep
+from players.build import compile_wasm, find_compiler
 from tests.fixtures.frames.simulated import run_random_host
 from tests.players.building import SANITIZED, build
-from tests.players.deno import WEB, run_deno
+from tests.players.deno import ROOT, deno_command, find_deno
 from tests.players.replay_lines import replayed
 from tests.scheduler.test_record import recorded_run, run_by_wall_clock, run_with_margin
 
@@ -25,21 +25,11 @@ def differences_in_c(recording, folder):
     return sum(a != b for a, b in zip_longest(found, recording.decisions))
 
 
-def differences_in_javascript(recording, folder):
-    recording.save(folder / "run.json")
-    done = run_deno("run", "-A", WEB / "replay.js", folder / "run.json", check=False)
-    actual = json.loads(done.stdout)
-    assert actual["frames"] == len(recording.decisions)
-    return actual["different"]
-
-
 def differences_in_python(recording, folder):
     return sum(a != b for a, b in zip(replay(recording), recording.decisions, strict=True))
 
 
-in_players = pytest.mark.parametrize(
-    "differences", [differences_in_python, differences_in_c, differences_in_javascript]
-)
+in_players = pytest.mark.parametrize("differences", [differences_in_python, differences_in_c])
 
 
 @in_players
@@ -49,6 +39,25 @@ def test_recordings_replay_to_equal_slices(run, differences, tmp_path):
     recording = random_run(run) if isinstance(run, int) else run()
     assert sum(len(frame) for frame in recording.decisions) > 50
     assert differences(recording, tmp_path) == 0
+
+
+@pytest.fixture(scope="module")
+def replay_in_page(tmp_path_factory):
+    """The command that replays in WebAssembly."""
+    if find_deno() is None or not find_compiler():
+        pytest.skip("deno or ziglang is not installed (the extra `players`)")
+    player, here = ROOT / "players/c", ROOT / "tests/players/web"
+    sources = [player / "tools/replay.c", here / "replay.c", *sorted(player.glob("src/*.c"))]
+    module = tmp_path_factory.mktemp("replay") / "replay.wasm"
+    module.write_bytes(compile_wasm(sources, "-mexec-model=command"))
+    return deno_command("run", "-A", "--no-check", here / "replay.js", module)["args"]
+
+
+@pytest.mark.parametrize("run", [recorded_run, run_by_wall_clock, 4])
+def test_recordings_replay_in_webassembly(run, replay_in_page):
+    """The core decides alike with the mathematics of JavaScript, which may round differently."""
+    recording = random_run(run) if isinstance(run, int) else run()
+    assert replayed(replay_in_page, recording) == recording.decisions
 
 
 @in_players

@@ -14,7 +14,7 @@ import cml_engine as cml
 from cml_engine.cooked import cook
 from examples.three_host.__main__ import fetch_three, main, write_host
 from tests.fixtures.models import write_model
-from tests.players.deno import ROOT, WEB, find_deno, run_deno
+from tests.players.deno import ROOT, WEB, find_deno, need_core, run_deno
 
 HERE = Path(__file__).with_name("web")
 SIDE, PLACED, BORDER = 128, slice(8, 120), slice(9, 121)
@@ -25,6 +25,7 @@ def host(tmp_path_factory):
     if find_deno() is None:
         pytest.skip("deno is not installed (the extra `players`)")
     folder = tmp_path_factory.mktemp("three")
+    need_core()
     try:
         write_host(folder, ["portable"])
     except cml.CmlError as error:

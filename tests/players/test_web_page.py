@@ -14,7 +14,7 @@ import cml_engine.demo_game.operators
 from cml_engine.cooked.export import picture_of
 from cml_engine.tools import cli
 from tests.fixtures.models import write_model
-from tests.players.deno import ROOT, find_deno, run_deno
+from tests.players.deno import ROOT, find_deno, need_core, run_deno
 
 HERE = Path(__file__).with_name("web")
 MODELS = ROOT / "demo_game" / "models"
@@ -35,6 +35,7 @@ def cml_command(*words: object) -> int:
 @pytest.fixture
 def page(tmp_path):
     """The folder of an exported page for a network that upscales pictures."""
+    need_core()
     model = write_model(tmp_path / "twice.nnef", TWICE)
     assert cml_command("export", model, tmp_path / "page", "--to", "web") == 0
     return tmp_path / "page"

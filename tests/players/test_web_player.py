@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +30,7 @@ from tests.fixtures.cooked import (
 from tests.fixtures.graphs import Net
 from tests.fixtures.hostile_wgsl import kernel
 from tests.gpu.integer.test_bits import net_of
-from tests.players.deno import ROOT, WEB, is_right, play_golden, run_deno
+from tests.players.deno import ROOT, WEB, is_right, need_core, play_golden, run_deno
 from tests.proofs.cooked_networks import NETWORKS, check_in_web
 
 HERE = Path(__file__).with_name("web")
@@ -38,9 +41,67 @@ def test_the_player_and_its_tests_are_typed():
     run_deno("check", *MODULES, *sorted(HERE.glob("*.js")))
 
 
-def test_web_player_imports_nothing():
+def test_web_player_imports_only_its_core():
     text = (WEB / "cml.js").read_text()
-    assert "import " not in text.replace("import(", "")
+    assert re.findall(r"import\(([^)]*)\)", re.sub(r"/\*\*.*", "", text)) == ['"./core.js"']
+    assert not re.search(r"^import ", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("before", "problem"),
+    [
+        ("delete globalThis.WebAssembly;", "this browser has no WebAssembly"),
+        ("WebAssembly.instantiate = () => { throw Error('csp'); };", "needs 'wasm-unsafe-eval'"),
+        ("", "core.js, which belongs beside cml.js"),
+    ],
+)
+def test_a_page_without_the_core_says_what_is_missing(before, problem, tmp_path):
+    shutil.copy(WEB / "cml.js", tmp_path)
+    if "beside" not in problem:
+        shutil.copy(need_core(), tmp_path)
+    (tmp_path / "host.js").write_text(
+        f"""{before}
+        const {{ CookedFile }} = await import("./cml.js");
+        const show = (error) => console.log(error.code, error.message);
+        CookedFile.open(new Uint8Array(9)).catch(show);"""
+    )
+    said = run_deno("run", "-A", "--no-check", tmp_path / "host.js").stdout
+    assert said.startswith("DeviceError") and problem in said
+
+
+def test_the_core_is_small():
+    core = re.search(r'"(.+)"', need_core().read_text())
+    assert core is not None and len(base64.b64decode(core[1])) <= 40_000
+
+
+#: a page that has no large blocks of memory, and a core that traps once
+FAILING = """
+const { instantiate } = WebAssembly, show = (error) => console.log(error.code, error.message);
+let isTrap = false;
+WebAssembly.instantiate = async (...words) => {
+  const { instance: { exports } } = await instantiate(...words);
+  const allocate = (size) => size > 1e6 ? 0 : exports.allocate(size);
+  const open_file = (...words) => {
+    if (isTrap) throw new WebAssembly.RuntimeError("unreachable");
+    return exports.open_file(...words);
+  };
+  return { instance: { exports: { ...exports, allocate, open_file } } };
+};
+const { CookedFile } = await import("./cml.js");
+await CookedFile.open(new Uint8Array(2e6)).catch(show);
+for (isTrap of [false, true, false]) await CookedFile.open(new Uint8Array(9)).catch(show);
+"""
+
+
+def test_a_core_without_memory_or_that_traps_says_so(tmp_path):
+    """Memory that the page refuses is an error, and after a trap every call is refused."""
+    for file in (WEB / "cml.js", need_core()):
+        shutil.copy(file, tmp_path)
+    (tmp_path / "host.js").write_text(FAILING)
+    said = run_deno("run", "-A", "--no-check", tmp_path / "host.js").stdout.splitlines()
+    assert said[0] == "DeviceError the page has no memory for 2000000 bytes"
+    assert said[1].startswith("CorruptArtifact no whole cooked file")
+    assert said[2] == said[3] and "is stopped, reload the page: unreachable" in said[2]
 
 
 #: needs that no device meets here: offset, format and value in the plan, by the limit's name

@@ -13,7 +13,7 @@ from cml_engine.demo_game.reporting.digest import tile_digest
 from cml_engine.demo_game.tile_maker import TileMaker
 from cml_engine.demo_game.world.tile import TileId
 from examples.web_world.__main__ import write_networks, write_player, write_world
-from tests.players.deno import find_deno, run_deno
+from tests.players.deno import find_deno, need_core, run_deno
 
 HERE = Path(__file__).with_name("web")
 TILE, SEED = TileId(1, 3, -2), 7
@@ -38,7 +38,8 @@ def made_by_numpy(integer):
 @pytest.mark.long
 def test_integer_world_tile_is_bit_identical(tmp_path):
     write_networks(tmp_path, ["software", "portable"], integer=True)
-    write_player(tmp_path, "cml.js", "tiles.js")
+    need_core()
+    write_player(tmp_path, "cml.js", "core.js", "tiles.js")
     chain, expected = made_by_numpy(integer=True)
     actual = made_in_deno(tmp_path)
     assert actual["digest"] == tile_digest(chain, TILE, expected.__getitem__)
@@ -48,6 +49,7 @@ def test_integer_world_tile_is_bit_identical(tmp_path):
 @pytest.mark.gpu
 @pytest.mark.long
 def test_world_tile_agrees_with_python(tmp_path):
+    need_core()
     write_world(tmp_path, ["portable"])
     actual = made_in_deno(tmp_path)
     _, made = made_by_numpy(integer=False)

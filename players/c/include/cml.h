@@ -169,6 +169,7 @@ typedef struct cml_options {    /* 0 and NULL choose the default */
     cml_policy policy;
     uint32_t max_jobs;             /* 64 */
     uint32_t max_slices;           /* of a frame; 256 */
+    uint32_t max_results;          /* jobs of one network whose outputs are kept; 8 */
     uint32_t max_frames_in_flight; /* 4; no new work while the timings of so many are awaited */
     cml_limits limits;             /* of files to load */
     uint32_t granule; /* workgroups that run at once; 1, or the processors of a software driver */
@@ -196,6 +197,10 @@ CML_API cml_status cml_load_cooked(cml_scheduler *scheduler, const void *bytes, 
  * every frame.
  * Errors: DEVICE: it refused a kernel; CORRUPT: a damaged kernel; MEMORY; INPUT: it is unloaded. */
 CML_API cml_status cml_build(cml_net *net, double ms, cml_error *error);
+
+/* Gives the network's variables the values that they have in the file, of which `bytes` must still
+ * be there. Errors: INPUT: it is unloaded; MEMORY. */
+CML_API cml_status cml_reset(cml_net *net, cml_error *error);
 
 /* Cancels and releases the network's jobs, fails the jobs that wait for their outputs, and frees
  * the network: at once, or when the open frame ends. Tensors and texts of it are gone. The handle
@@ -263,8 +268,9 @@ CML_API cml_job_info cml_get_job_info(cml_scheduler *scheduler, cml_job job);
 CML_API void cml_cancel(cml_scheduler *scheduler, cml_job job);
 CML_API void cml_pause(cml_scheduler *scheduler, cml_job job, int paused);
 
-/* Gives up the handle and the outputs, of which eight per network are kept: jobs that wait for one
- * still get it. A job that has not ended is cancelled, and jobs that wait for its outputs fail. */
+/* Gives up the handle and the outputs, of which options.max_results per network are kept: jobs that
+ * wait for one still get it. A job that has not ended is cancelled, and jobs that wait for its
+ * outputs fail. */
 CML_API void cml_release(cml_scheduler *scheduler, cml_job job);
 
 /* An output on the device, valid until cml_release.
@@ -273,9 +279,9 @@ CML_API void cml_release(cml_scheduler *scheduler, cml_job job);
 CML_API cml_status cml_get_tensor(cml_scheduler *scheduler, cml_job job, const char *output,
                                   cml_tensor *tensor);
 
-/* Copies an output to the host, in the plain layout.
+/* Copies an output to the host, in the plain layout: 4 bytes an element.
  * Returns CML_PENDING until it has arrived, some frames after the job is done. Errors: INPUT: as
- * above, another layout, or `bytes` is not its size; DEVICE: it is lost. */
+ * above, or `bytes` is not its size; DEVICE: it is lost. */
 CML_API cml_status cml_read(cml_scheduler *scheduler, cml_job job, const char *output, void *data,
                             size_t bytes, cml_error *error);
 

@@ -68,9 +68,9 @@ void cml__drop_buffer(cml_scheduler *s, cml_buffer **buffer) {
     *buffer = NULL;
 }
 
-/* Requests the content once the frame that copies is old enough. */
-void cml__map_readback(const cml_scheduler *s, readback *r) {
-    if (r->state != READBACK_COPIED || s->frame - r->frame < CML_FRAMES_BEFORE_READ) return;
+/* Requests the content once the frame that copies is that old. */
+void cml__map_readback(const cml_scheduler *s, readback *r, uint32_t frames) {
+    if (r->state != READBACK_COPIED || s->frame - r->frame < frames) return;
     r->state = READBACK_REQUESTED;
     s->backend.map_buffer(s->backend.user, r->buffer);
 }

@@ -42,7 +42,8 @@ static int plan_job(cml_scheduler *s, job *j, double *left) {
         } else {
             uint64_t samples = of->curve->sizes[cml__bucket_of(count)].samples;
             int settled = cml__is_settled(of, count);
-            w->slices[w->slice_count++] = (slice){j, of, group, count, spent, samples, settled, 0};
+            w->slices[w->slice_count++] =
+                (slice){j, of, group, count, spent, samples, settled, 0, 0};
             unsettled += !settled;
         }
         *left -= spent;
@@ -64,13 +65,31 @@ static int is_starting(const cml_scheduler *s, const network *net) {
     return 0;
 }
 
+/* Plans the given slices, as far as their jobs could run. */
+void cml__use_decision(cml_scheduler *s, const slice *decision, uint32_t count) {
+    work *w = s->work;
+    for (uint32_t i = 0, parts = 0, k; i < count; i++) {
+        slice one = decision[i];
+        for (k = 0; k < s->candidate_count && s->candidates[k] != one.job; k++) {}
+        parts += one.count < one.step->groups;
+        if (k == s->candidate_count || w->slice_count == s->max_slices || parts > PARTS) continue;
+        one.ms = cml__predict(&s->model, one.step, one.count);
+        one.samples = one.step->curve->sizes[cml__bucket_of(one.count)].samples;
+        one.settled = cml__is_settled(one.step, one.count);
+        w->slices[w->slice_count++] = one;
+        for (k = 0; k < s->start_count && s->starts[k] != one.job; k++) {}
+        if (k == s->start_count && one.job->run.state != CML_STATE_RUNNING)
+            s->starts[s->start_count++] = one.job;
+    }
+}
+
 /* Plans slices in the policy's order until the aim is reached. */
 static void decide(cml_scheduler *s, int behind, cml_reason otherwise) {
     work *w = s->work;
     double left = w->report.aim_ms;
     w->slice_count = s->start_count = 0;
     w->report.reason = otherwise;
-    if (s->planner != NULL) {
+    if (s->planner != NULL && behind != BEHIND_ALL) {
         s->planner(s);
         return;
     }
@@ -338,6 +357,10 @@ void cml__end_frame(cml_scheduler *s, double now) {
     double interval = fmin(now - s->ended_ms, PLAN_LONGEST * s->frame_ms);
     for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) /* what has started, has its inputs */
         if (j->run.state != CML_STATE_QUEUED) cml__drop_producers(j);
+    if (s->has_ended) {
+        double weight = fmax(PLAN_SMOOTHED, 1.0 / (double)++s->intervals);
+        s->interval_ms += weight * (interval - s->interval_ms);
+    }
     if (s->wall_clock) {
         if (s->has_ended && !judge_interval(s, interval, s->work->slice_count > 0))
             confirm_guesses(s, s->work);

@@ -126,6 +126,7 @@ cml_status cml__open_file(file *f);
 cml_status cml__open_kernels(file *f);
 cml_status cml__open_plan(file *f, uint32_t number, plan *p);
 cml_status cml__open_guess(file *f, cml_text device);
+cml_status cml__check_file(file *f, int with_code);
 cml_status cml__load_code(file *f, const kernel_row *k, const code_row *c, void **code);
 
 int cml__is_text(const file *f, text_row t);
@@ -158,6 +159,10 @@ static inline cml_text text_of(const file *f, text_row t) {
 int cml__is_constant(const file *f, const plan *p, uint32_t number);
 void cml__make_bytes(const file *f, const constant_row *r, uint64_t first, uint64_t bytes,
                      uint8_t *to);
+
+/* layouts.c: tensors between the plain layout and the one of the device. */
+void cml__to_layout(const cml_shape *shape, const void *plain, uint8_t *stored);
+void cml__from_layout(const cml_shape *shape, const uint8_t *stored, void *plain);
 
 /* ------------------------------------------------------------------ costs.c: the cost model */
 
@@ -193,6 +198,7 @@ typedef struct slice { /* workgroups [first, first + count) of a step */
     uint64_t samples; /* times of about so many workgroups */
     int settled;      /* 1 if they are enough */
     int alone;        /* 1 if it has a timing of its own */
+    uint32_t place;   /* of its workgroups in the network's ranges */
 } slice;
 
 typedef struct cost_model {
@@ -226,6 +232,7 @@ enum {
     MAX_PRODUCERS = 16, /* tensors that a job takes from other jobs */
     MAX_GROUPS = 64,    /* slices of a frame that are timed separately */
     IN_FLIGHT = 16,     /* frames whose timings may still arrive */
+    BEHIND_ALL = 2,     /* the device is behind, whatever another planner decides */
     SLOT_NAME = 48      /* bytes of a slot's name, with its end mark */
 };
 
@@ -238,7 +245,7 @@ enum {
     EMPTY = 15,       /* times of empty passes that are kept */
     RING = 8,         /* frames whose readback may be under way */
     SLOT_BYTES = 256, /* of a frame's timestamps and receipt */
-    MAX_RESULTS = 8,  /* jobs of one network whose outputs are kept */
+    PARTS = 64,       /* slices of a frame that are a part of a step */
     MAX_USES = 96     /* ranges that commands used since the last barrier */
 };
 
@@ -275,7 +282,8 @@ struct network {
     const network *exclusive; /* one job at a time runs on networks that share this */
     double *after;            /* predicted ms of the steps from each one on */
     uint64_t after_frame;     /* the frame of that prediction, plus 1 */
-    int adopted;              /* it is in the scheduler's list */
+    cml_scheduler *owner;     /* runs its jobs, and has it in its list; NULL before the first job */
+    const double *load_ms;    /* times of the steps that were measured at load; NULL: none were */
     int is_wanted, is_ready;
     int is_unloaded; /* it is freed when the frame that may use it ends */
     file f;          /* its bytes are not needed any more once the network is built */
@@ -287,14 +295,16 @@ struct network {
     uint64_t uploaded;        /* bytes of the next one */
     uint8_t *staging;
     cml_buffer *spaces[SPACES], *uniforms; /* uniforms: the parameters of all steps */
-    uint32_t bound;                        /* steps that have their bindings */
-    cml_pipeline **pipelines;              /* by kernel */
-    cml_bindings **bindings;               /* by step */
+    cml_buffer *ranges;       /* the workgroups of every whole step, then of PARTS parts of steps */
+    uint32_t parts;           /* of steps, in this frame */
+    uint32_t bound;           /* steps that have their bindings */
+    cml_pipeline **pipelines; /* by kernel */
+    cml_bindings **bindings;  /* by step */
     cml_scope *scope;
     int trusted;
     uint32_t slot_mask; /* frames of the ring that changed its variables */
     int state_lost;     /* one of those frames never ran */
-    readback results[MAX_RESULTS];
+    readback *results;  /* options.max_results of them */
 };
 
 typedef struct job_progress {
@@ -354,8 +364,11 @@ struct cml_scheduler {
     int wall_clock;          /* no timestamps: learns from the frame times */
     int has_ended, skip_due; /* of that learning */
     double ended_ms, usual_ms, back_off;
+    double interval_ms; /* between frames, smoothed */
+    uint64_t intervals;
     uint32_t without, since_skip;      /* frames in a row that ran nothing; since the last skip */
     void (*planner)(cml_scheduler *s); /* replays decide otherwise */
+    void (*order)(cml_scheduler *s);   /* sorts the candidates in place of a cml_policy */
     void (*prepare)(cml_scheduler *s, network *net, double ms);
     int (*start)(cml_scheduler *s, job *j); /* returns 0 if the job has to wait, or has ended */
     int (*finish)(cml_scheduler *s, job *j);
@@ -365,11 +378,10 @@ struct cml_scheduler {
     cml_net *unloaded; /* handles of networks that are gone */
     int lost;
     double last_ms, budget_ms;
-    uint32_t stride; /* bytes from slice to slice in `ranges` */
+    uint32_t stride; /* bytes from slice to slice in the `ranges` of a network */
+    uint32_t frames_before_read;
     cml_scope *scope;
     cml_buffer *resolved; /* timestamps and receipts */
-    cml_buffer *ranges;   /* the workgroups of each slice */
-    uint8_t *range_words;
     readback ring[RING];
     double empty_ms[EMPTY]; /* the last times of empty passes, in a ring */
     uint32_t empty_count;
@@ -383,6 +395,7 @@ struct cml_scheduler {
 
 int cml__init_core(cml_scheduler *s);
 int cml__adopt_net(cml_scheduler *s, network *net);
+int cml__is_at_work(const network *net);
 job *cml__find_free_job(cml_scheduler *s);
 void cml__enqueue(cml_scheduler *s, job *j);
 void cml__insert_live(cml_scheduler *s, job *j);
@@ -390,6 +403,8 @@ void cml__end_job(cml_scheduler *s, job *j, cml_state state, const char *why);
 void cml__drop_producers(job *j);
 double cml__remaining_ms(cml_scheduler *s, job *j);
 void cml__sort_candidates(cml_scheduler *s);
+void cml__use_decision(cml_scheduler *s, const slice *decision, uint32_t count);
+double cml__eta_ms(cml_scheduler *s, job *j);
 
 void cml__begin_frame(cml_scheduler *s, double now, double budget, double aim, int rests,
                       int behind);
@@ -431,7 +446,7 @@ void cml__write(cml_scheduler *s, cml_buffer *to, uint64_t offset, const void *d
 cml_buffer *cml__new_buffer(cml_scheduler *s, heap *of, cml_scope *scope, cml_usage usage,
                             uint64_t bytes);
 void cml__drop_buffer(cml_scheduler *s, cml_buffer **buffer);
-void cml__map_readback(const cml_scheduler *s, readback *r);
+void cml__map_readback(const cml_scheduler *s, readback *r, uint32_t frames);
 cml_status cml__poll_readback(const cml_scheduler *s, const readback *r, const uint8_t **data);
 void cml__cancel_readback(const cml_scheduler *s, readback *r);
 
@@ -443,9 +458,14 @@ struct cml_net { /* a handle: stays until cml_destroy, so that its use after cml
     heap memory;
 };
 
+cml_status cml__load(cml_scheduler *s, const file *opened, cml_net **net, cml_error *error);
 cml_status cml__build_net(network *n, double ms, uint64_t bytes, uint32_t groups);
+void cml__take_slots(cml_scheduler *s);
+void cml__dispatch(cml_scheduler *s, const network *n, uint32_t index, uint32_t place,
+                   uint32_t count);
 cml_range cml__range_of(const network *n, const binding_row *at);
 void cml__free_net(network *n);
+void cml__forget_net(cml_scheduler *s, const network *net);
 void cml__remove_net(cml_scheduler *s, network *net);
 void cml__remove_unloaded_nets(cml_scheduler *s);
 void cml__reclaim_jobs(cml_scheduler *s);
@@ -453,5 +473,7 @@ job *cml__find_job(const cml_scheduler *s, cml_job handle);
 void cml__prepare_net(cml_scheduler *s, network *net, double ms);
 int cml__start_job(cml_scheduler *s, job *j);
 int cml__finish_job(cml_scheduler *s, job *j);
+cml_status cml__find_read(const cml_scheduler *s, job *j, const char *output, const tensor **found,
+                          const uint8_t **data, cml_error *error);
 
 #endif

@@ -14,7 +14,7 @@ int cml__init_core(cml_scheduler *s) {
         s->works[i].slices = slices + (size_t)s->max_slices * i;
     s->work = s->works;
     s->left[0] = s->left[1] = HUGE_VAL;
-    s->usual_ms = s->frame_ms;
+    s->usual_ms = s->interval_ms = s->frame_ms;
     s->back_off = 1.0;
     s->since_skip = PLAN_SKIP_EVERY;
     s->model.error = PLAN_CLIP;
@@ -22,20 +22,42 @@ int cml__init_core(cml_scheduler *s) {
     return 1;
 }
 
-/* Gives the network's steps their cost curves and adds it to the scheduler. Returns 0 without
- * memory. */
-int cml__adopt_net(cml_scheduler *s, network *net) {
-    if (net->adopted) return 1;
-    for (uint32_t i = 0; i < net->step_count; i++) {
-        net->steps[i].curve = cml__curve_of(&s->memory, &s->model, net->steps[i].key);
-        if (net->steps[i].curve == NULL) return 0;
+/* Returns 1 if a job of the network has not ended, or frames with its work may not have run. */
+int cml__is_at_work(const network *net) {
+    const cml_scheduler *s = net->owner;
+    if (s == NULL) return 0;
+    for (uint32_t i = 0; i < s->live_count; i++)
+        if (s->live[i]->net == net) return 1;
+    return net->slot_mask != 0;
+}
+
+static void learn_load(cml_scheduler *s, const network *net) {
+    for (uint32_t i = 0; net->load_ms != NULL && i < net->step_count; i++) {
+        slice all = {.step = net->steps + i, .count = net->steps[i].groups};
+        if (!has_samples(all.step)) cml__learn(&s->model, &all, 1, net->load_ms[i]);
     }
+}
+
+/* Gives the network's steps their cost curves and adds it to the scheduler, from another one if it
+ * is not at work there. Returns 0 without memory. */
+int cml__adopt_net(cml_scheduler *s, network *net) {
+    if (net->owner == s) return 1;
+    for (uint32_t i = 0; i < net->step_count; i++)
+        if (cml__curve_of(&s->memory, &s->model, net->steps[i].key) == NULL) return 0;
+    for (uint32_t i = 0; i < net->step_count; i++)
+        net->steps[i].curve = cml__curve_of(&s->memory, &s->model, net->steps[i].key);
     if (!(s->model.launch_ms > 0)) { /* all files guess the same of one device */
         s->model.launch_ms = net->f.guess.launch_ms;
         /* measured guesses count as some ratios of 1 */
         s->model.ratio_count = net->f.guess.factors > 0 ? PLAN_GUESSED_SAMPLES : 0;
     }
-    net->adopted = 1;
+    if (net->owner != NULL) {
+        network **at = &net->owner->nets;
+        while (*at != net) at = &(*at)->next;
+        *at = net->next;
+    }
+    net->owner = s;
+    net->after_frame = 0;
     net->next = s->nets;
     s->nets = net;
     return 1;
@@ -100,6 +122,7 @@ job *cml__find_free_job(cml_scheduler *s) {
 
 /* Queues a job. It starts level with the others, so that it cannot make up for its absence. */
 void cml__enqueue(cml_scheduler *s, job *j) {
+    learn_load(s, j->net);
     if (j->slot[0] != 0) {
         for (uint32_t i = s->live_count; i-- > 0;) {
             job *other = s->live[i];
@@ -142,6 +165,10 @@ static int is_hungrier(const job *a, const job *b) {
 /* Sorts the candidates as the policy would run them, with the longest starved one first. */
 void cml__sort_candidates(cml_scheduler *s) {
     int has_deadlines = s->policy == CML_POLICY_LEAST_LAXITY;
+    if (s->order != NULL) {
+        s->order(s);
+        return;
+    }
     s->starved = NULL;
     for (uint32_t i = 0; i < s->candidate_count; i++) {
         job *j = s->candidates[i];
@@ -164,4 +191,25 @@ void cml__sort_candidates(cml_scheduler *s) {
             s->candidates[k] = s->candidates[k - 1];
         s->candidates[k] = j;
     }
+}
+
+/* Returns the predicted milliseconds until a job ends if nothing else is submitted. */
+double cml__eta_ms(cml_scheduler *s, job *j) {
+    double interval = fmax(s->frame_ms, s->interval_ms), rate = s->rate;
+    double ahead = cml__remaining_ms(s, j);
+    if (is_over(j)) return 0.0;
+    s->candidate_count = 0;
+    for (uint32_t i = 0; i < s->live_count; i++) {
+        job *other = s->live[i];
+        other->remaining = cml__remaining_ms(s, other);
+        if (!other->paused || other == j) s->candidates[s->candidate_count++] = other;
+    }
+    s->now = cml__steady_now(s);
+    s->rate *= s->frame_ms / interval;
+    cml__sort_candidates(s);
+    for (uint32_t i = 0; i < s->candidate_count && s->candidates[i] != j; i++)
+        ahead += s->candidates[i]->remaining;
+    double eta = ahead / fmax(s->rate, 1e-9) + interval;
+    s->rate = rate;
+    return eta;
 }

@@ -5,13 +5,12 @@ enum { CHUNK = 1 << 20 }; /* bytes of a constant that are made at once */
 
 /* ------------------------------------------------------------------ the choice of a profile */
 
-/* Returns 1 if the device has what the plan needs. Otherwise appends the first thing that it lacks
- * to `why`. */
+/* Returns 1 if the device has what the plan needs. Otherwise appends what it lacks to `why`. */
 static int fits(const cml_device_info *device, const file *f, const plan *p, char *why,
                 size_t room) {
     const plan_head *row = p->row;
     uint64_t groups = 0, width = device->groups_per_dimension;
-    int uses_half = 0, lacks_wgsl = 0, lacks_spirv = 0;
+    int uses_half = 0, lacks_wgsl = 0, lacks_spirv = 0, is_fit = 1;
     for (uint32_t i = 0; i < row->steps.count; i++) {
         const kernel_row *k = &f->kernels[p->steps[i].kernel];
         groups = max_u64(groups, p->steps[i].groups);
@@ -45,9 +44,9 @@ static int fits(const cml_device_info *device, const file *f, const plan *p, cha
         size_t at = strlen(why);
         snprintf(why + at, room - at, "%s'%.*s' needs %s %llu, the device has %llu",
                  at > 0 ? "; " : "", TEXT_ARGS(p->profile), needs[i].what, ULL(needed), ULL(got));
-        return 0;
+        is_fit = 0;
     }
-    return 1;
+    return is_fit;
 }
 
 typedef struct choice {
@@ -189,6 +188,25 @@ static cml_status refusal_of(const network *n, const void *created) {
     return cml__fail(n->f.error, status, "the device refused: %s", text);
 }
 
+/* Makes the buffer of workgroups, and writes those of whole steps. */
+static cml_status make_ranges(network *n) {
+    cml_scheduler *s = n->scheduler;
+    uint64_t bytes = (uint64_t)s->stride * n->step_count;
+    uint8_t *words = cml__heap_alloc(&n->memory, bytes, 1);
+    if (words == NULL) return cml__fail(n->f.error, CML_ERROR_MEMORY, "no memory for its tables");
+    for (uint32_t i = 0; i < n->step_count; i++) {
+        uint32_t range[4] = {0, n->steps[i].groups, s->info.groups_per_dimension, 0};
+        memcpy(words + (size_t)s->stride * i, range, sizeof range);
+    }
+    n->ranges = cml__new_buffer(s, &n->memory, n->scope, CML_USAGE_UNIFORM,
+                                bytes + (uint64_t)s->stride * PARTS);
+    cml_status status = refusal_of(n, n->ranges);
+    if (status == CML_OK && bytes > 0)
+        s->backend.write_buffer(s->backend.user, NULL, n->ranges, 0, words, bytes);
+    cml__heap_free(&n->memory, words);
+    return status;
+}
+
 /* Allocates tables and buffers. */
 static cml_status make_net(network *n) {
     cml_scheduler *s = n->scheduler;
@@ -202,6 +220,7 @@ static cml_status make_net(network *n) {
     n->bindings = cml__heap_alloc(memory, steps, sizeof *n->bindings);
     n->pipelines = cml__heap_alloc(memory, n->f.kernel_count, sizeof *n->pipelines);
     n->staging = cml__heap_alloc(memory, min_u64(longest, CHUNK), 1);
+    n->results = cml__heap_alloc(memory, s->options.max_results, sizeof *n->results);
     if (memory->exhausted)
         return cml__fail(n->f.error, CML_ERROR_MEMORY, "no memory for its tables");
     n->step_count = steps;
@@ -220,14 +239,15 @@ static cml_status make_net(network *n) {
     TRY(refusal_of(n, n->uniforms));
     if (params > 0)
         s->backend.write_buffer(s->backend.user, NULL, n->uniforms, 0, n->p.params, params);
-    return CML_OK;
+    return make_ranges(n);
 }
 
 /* Frees a network and everything of it but its handle. */
 void cml__free_net(network *n) {
     cml_scheduler *s = n->scheduler;
     const cml_backend *backend = &s->backend;
-    for (readback *r = n->results; r < n->results + MAX_RESULTS; r++) {
+    for (uint32_t i = 0; n->results != NULL && i < s->options.max_results; i++) {
+        readback *r = n->results + i;
         cml__cancel_readback(s, r);
         cml__drop_buffer(s, &r->buffer);
         cml__drop_buffer(s, &r->from);
@@ -238,6 +258,7 @@ void cml__free_net(network *n) {
         if (n->pipelines[i] != NULL) backend->release_pipeline(backend->user, n->pipelines[i]);
     for (int i = 0; i < SPACES; i++) cml__drop_buffer(s, &n->spaces[i]);
     cml__drop_buffer(s, &n->uniforms);
+    cml__drop_buffer(s, &n->ranges);
     if (n->scope != NULL) backend->release_scope(backend->user, n->scope);
     cml__heap_free_all(n->memory);
 }
@@ -254,8 +275,8 @@ static cml_status load(network *n) {
     return CML_OK;
 }
 
-cml_status cml_load_cooked(cml_scheduler *s, const void *bytes, size_t size, uint32_t flags,
-                           cml_net **net, cml_error *error) {
+/* Loads a network of a file whose contents, limits, trust and checked hashes are set. */
+cml_status cml__load(cml_scheduler *s, const file *opened, cml_net **net, cml_error *error) {
     heap memory = {.allocator = s->options.allocator}, handle_memory = memory;
     network *n = cml__heap_alloc(&memory, 1, sizeof *n);
     cml_net *handle = cml__heap_alloc(&handle_memory, 1, sizeof *handle);
@@ -269,13 +290,14 @@ cml_status cml_load_cooked(cml_scheduler *s, const void *bytes, size_t size, uin
     n->memory = memory;
     n->scheduler = s;
     n->handle = handle;
-    n->trusted = (flags & CML_TRUSTED) != 0;
-    n->f = (file){.contents = {bytes, bytes != NULL ? size : 0},
+    n->trusted = opened->trusted;
+    n->f = (file){.contents = opened->contents,
                   .memory = &n->memory,
                   .error = error,
                   .only_wgsl = !s->info.takes_spirv || !n->trusted,
                   .trusted = n->trusted,
-                  .limits = cml__limits_of(&s->options.limits, n->trusted)};
+                  .limits = opened->limits};
+    memcpy(n->f.hashed, opened->hashed, sizeof n->f.hashed);
     cml_status status = load(n);
     n->f.error = NULL;
     if (status != CML_OK) {
@@ -287,6 +309,15 @@ cml_status cml_load_cooked(cml_scheduler *s, const void *bytes, size_t size, uin
     handle->memory = handle_memory;
     *net = handle;
     return CML_OK;
+}
+
+cml_status cml_load_cooked(cml_scheduler *s, const void *bytes, size_t size, uint32_t flags,
+                           cml_net **net, cml_error *error) {
+    int trusted = (flags & CML_TRUSTED) != 0;
+    const file opened = {.contents = {bytes, bytes != NULL ? size : 0},
+                         .trusted = trusted,
+                         .limits = cml__limits_of(&s->options.limits, trusted)};
+    return cml__load(s, &opened, net, error);
 }
 
 /* ------------------------------------------------------------------ building */
@@ -321,7 +352,7 @@ cml_range cml__range_of(const network *n, const binding_row *at) {
 static cml_status bind_step(network *n, uint32_t index) {
     const cml_backend *backend = &n->scheduler->backend;
     const plan_step_row *of = &n->p.steps[index];
-    cml_range ranges[CML_MOST_BINDINGS] = {{n->scheduler->ranges, 0, 16},
+    cml_range ranges[CML_MOST_BINDINGS] = {{n->ranges, 0, 16},
                                            {n->uniforms, of->params_offset, of->params_bytes}};
     for (uint32_t i = 0; i < of->bindings; i++)
         ranges[i + 2] = cml__range_of(n, &n->p.bindings[of->first_binding + i]);
@@ -379,6 +410,33 @@ cml_status cml__build_net(network *n, double ms, uint64_t bytes, uint32_t groups
     const cml_backend *backend = &n->scheduler->backend;
     n->is_ready = backend->poll_scope(backend->user, n->scope, NULL, 0) == CML_OK;
     return n->is_ready ? CML_OK : CML_PENDING;
+}
+
+cml_status cml_reset(cml_net *net, cml_error *error) {
+    network *n = net->network;
+    if (n == NULL) return cml__fail(error, CML_ERROR_INPUT, "the network is unloaded");
+    const cml_backend *backend = &n->scheduler->backend;
+    const update_row *updates = n->p.updates;
+    for (uint32_t i = 0; i < n->p.row->constants.count; i++) {
+        const constant_row *r = &n->p.constants[i];
+        int is_variable = 0;
+        for (uint32_t k = 0; k < n->p.row->updates.count; k++) {
+            const binding_row *to = &updates[k].target;
+            if (to->space == r->space && to->offset < r->offset + r->nbytes &&
+                r->offset < to->offset + to->nbytes)
+                is_variable = 1;
+        }
+        uint8_t *bytes = is_variable ? cml__heap_alloc(&n->memory, r->nbytes, 1) : NULL;
+        if (!is_variable) continue;
+        if (bytes == NULL) return cml__fail(error, CML_ERROR_MEMORY, "no memory for a variable");
+        cml__make_bytes(&n->f, r, 0, r->nbytes, bytes);
+        backend->write_buffer(backend->user, NULL, n->spaces[r->space], r->offset, bytes,
+                              r->nbytes);
+        cml__heap_free(&n->memory, bytes);
+    }
+    n->slot_mask = 0; /* frames that changed them do not matter any more */
+    n->state_lost = 0;
+    return CML_OK;
 }
 
 cml_status cml_build(cml_net *net, double ms, cml_error *error) {

@@ -209,15 +209,16 @@ static cml_status check_golden(file *f, const plan *p) {
     return CML_OK;
 }
 
-static cml_status check_all(file *f) {
+/* Checks all of a file whose header has been read. */
+cml_status cml__check_file(file *f, int with_code) {
     span unused;
     plan first, p;
-    TRY(cml__open_file(f));
     for (uint32_t i = 0; i < f->section_count; i++) /* sections of tools too */
         TRY(cml__find_section(f, (const char *)f->sections[i].tag, f->sections[i].number,
                               SECTION_REQUIRED, &unused));
     TRY(cml__open_kernels(f));
-    for (uint32_t i = 0; i < f->kernel_count; i++) { /* SPIR-V is only for trusted files */
+    for (uint32_t i = 0; with_code && i < f->kernel_count;
+         i++) { /* SPIR-V is only for trusted files */
         void *code = NULL;
         TRY(cml__load_code(f, f->kernels + i, &f->kernels[i].wgsl, &code));
         cml__heap_free(f->memory, code);
@@ -244,7 +245,8 @@ cml_status cml_check(const void *bytes, size_t size, const cml_limits *limits,
               .error = error,
               .limits = cml__limits_of(limits, 0)};
     if (error != NULL) memset(error, 0, sizeof *error);
-    cml_status status = check_all(&f);
+    cml_status status = cml__open_file(&f);
+    if (status == CML_OK) status = cml__check_file(&f, 1);
     cml__heap_free_all(memory);
     return status;
 }

@@ -34,16 +34,21 @@ static void end_pass(cml_scheduler *s, const readback *timed) {
     s->backend.resolve_queries(s->backend.user, s->commands, query - 1, 1, s->resolved, SCRATCH);
 }
 
-/* Writes the workgroups of the slices to where dispatches read them, and reports the slices. */
+/* Writes the workgroups of parts of steps to where dispatches read them, and reports the slices. */
 static void write_ranges(cml_scheduler *s) {
     const work *w = s->work;
+    for (uint32_t i = 0; i < w->slice_count; i++) w->slices[i].job->net->parts = 0;
     for (uint32_t i = 0; i < w->slice_count; i++) {
-        const slice *run = &w->slices[i];
-        const network *n = run->job->net;
+        slice *run = &w->slices[i];
+        network *n = run->job->net;
         uint32_t index = (uint32_t)(run->step - n->steps), end = run->first + run->count;
         uint32_t words[4] = {run->first, end, s->info.groups_per_dimension, 0};
         const plan_step_row *row = &n->p.steps[index];
-        memcpy(s->range_words + s->stride * i, words, sizeof words);
+        run->place = index;
+        if (run->count < run->step->groups) {
+            run->place = n->step_count + n->parts++;
+            cml__write(s, n->ranges, (uint64_t)s->stride * run->place, words, sizeof words);
+        }
         s->reported[i] = (cml_slice){.job = run->job->number,
                                      .step = index,
                                      .first = run->first,
@@ -52,17 +57,16 @@ static void write_ranges(cml_scheduler *s) {
                                      .op = text_of(&n->f, row->op),
                                      .title = text_of(&n->f, row->title)};
     }
-    cml__write(s, s->ranges, 0, s->range_words, (uint64_t)s->stride * w->slice_count);
 }
 
-static void dispatch(cml_scheduler *s, uint32_t number) {
-    const slice *run = &s->work->slices[number];
-    const network *n = run->job->net;
-    uint32_t index = (uint32_t)(run->step - n->steps), offset = s->stride * number;
-    uint32_t width = s->info.groups_per_dimension, count = run->count;
+/* Records a dispatch of `count` workgroups of a step, which lie at `place` in the network's ranges.
+ */
+void cml__dispatch(cml_scheduler *s, const network *n, uint32_t index, uint32_t place,
+                   uint32_t count) {
+    uint32_t width = s->info.groups_per_dimension, offset = s->stride * place;
     const plan_step_row *row = &n->p.steps[index];
     if (s->backend.barrier != NULL) {
-        cml_range ranges[CML_MOST_BINDINGS] = {{s->ranges, offset, 16}};
+        cml_range ranges[CML_MOST_BINDINGS] = {{n->ranges, offset, 16}};
         for (uint32_t i = 0; i < row->bindings; i++)
             ranges[i + 1] = cml__range_of(n, &n->p.bindings[row->first_binding + i]);
         cml__order(s, ranges, row->bindings + 1 - row->writes, row->writes);
@@ -73,34 +77,28 @@ static void dispatch(cml_scheduler *s, uint32_t number) {
 }
 
 /* Encodes the slices, one pass for each group that is timed, and the copy of the timestamps. */
-static void encode_slices(cml_scheduler *s) {
+static void encode_slices(cml_scheduler *s, readback *slot) {
     const work *w = s->work;
     uint32_t number = s->frame % RING, i = 0, per_pass = s->info.times_pass_end ? 1 : 2;
-    readback *slot = &s->ring[number];
     if (w->slice_count == 0) return;
     write_ranges(s);
-    if (slot->state != READBACK_FREE) slot = NULL;
-    if (slot != NULL) {
-        slot->passes = 0;
-        slot->frame = s->frame;
-        slot->state = READBACK_COPIED;
-        /* the first empty pass ends when all work before it has, the second shows what it costs to
-         * have a timestamp written */
-        int leads = s->info.times_pass_end && s->info.tick_ms > 0 ? LEAD : 0;
-        for (int lead = 0; lead < leads; lead++) {
-            begin_pass(s, slot);
-            end_pass(s, slot);
-        }
+    /* the first empty pass ends when all work before it has, the second shows what it costs to
+     * have a timestamp written */
+    int leads = s->info.times_pass_end && s->info.tick_ms > 0 ? LEAD : 0;
+    for (int lead = 0; lead < leads; lead++) {
+        begin_pass(s, slot);
+        end_pass(s, slot);
     }
     for (uint32_t group = 0; group < w->group_count; group++) {
         begin_pass(s, slot);
         for (; i < w->ends[group]; i++) {
-            dispatch(s, i);
-            if (slot != NULL) w->slices[i].job->slot_mask |= 1u << number;
+            const slice *run = &w->slices[i];
+            const network *n = run->job->net;
+            cml__dispatch(s, n, (uint32_t)(run->step - n->steps), run->place, run->count);
+            run->job->slot_mask |= 1u << number;
         }
         end_pass(s, slot);
     }
-    if (slot == NULL) return;
     if (slot->passes > 0) {
         uint32_t count = per_pass * slot->passes;
         cml_range ticks = {s->resolved, number * SLOT_BYTES, 8 * count};
@@ -109,12 +107,19 @@ static void encode_slices(cml_scheduler *s) {
                                    count, s->resolved, ticks.offset);
         cml__copy(s, &ticks, slot->buffer, 0);
     }
-    cml_range receipt = {s->resolved, RING * SLOT_BYTES + 4 * (s->frame % RECEIPTS), 4};
-    cml__copy(s, &receipt, slot->buffer, SLOT_BYTES - 4);
 }
 
-/* Encodes the copies of finished jobs' outputs that cml_read waits for. */
-static void encode_reads(cml_scheduler *s) {
+/* Encodes the copy that tells that a frame with work ran. */
+static void encode_receipt(cml_scheduler *s, readback *slot) {
+    cml_range receipt = {s->resolved, RING * SLOT_BYTES + 4 * (s->frame % RECEIPTS), 4};
+    cml__copy(s, &receipt, slot->buffer, SLOT_BYTES - 4);
+    slot->frame = s->frame;
+    slot->state = READBACK_COPIED;
+}
+
+/* Encodes the copies of finished jobs' outputs that cml_read waits for; returns their number. */
+static uint32_t encode_reads(cml_scheduler *s) {
+    uint32_t count = 0;
     for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
         readback *r = j->run.state == CML_STATE_DONE && j->read_requested ? j->result : NULL;
         if (r == NULL || r->state != READBACK_FREE) continue;
@@ -126,26 +131,35 @@ static void encode_reads(cml_scheduler *s) {
         cml__copy(s, &outputs, r->buffer, 0);
         r->frame = s->frame;
         r->state = READBACK_COPIED;
+        count++;
     }
+    return count;
 }
 
 const cml_report *cml_encode(cml_scheduler *s, void *commands, double budget_ms) {
     double start = now_of(s);
     uint32_t pending = 0;
+    readback *slot = &s->ring[s->frame % RING];
     if (s->open || s->lost) {
         s->refusal.reason = s->lost ? CML_REASON_DEVICE_ERROR : CML_REASON_FRAME_NOT_ENDED;
         return &s->refusal;
     }
     cml__begin_commands(s, commands);
     for (uint32_t i = 0; i < RING; i++)
-        if (s->ring[i].state == READBACK_REQUESTED) pending++;
+        if (s->ring[i].state == READBACK_REQUESTED &&
+            s->frame - s->ring[i].frame > CML_FRAMES_BEFORE_READ)
+            pending++;
     if (is_equal(budget_ms, CML_BUDGET)) s->budget_ms = s->options.budget_ms;
     if (budget_ms >= 0 && !isinf(budget_ms)) s->budget_ms = budget_ms;
-    cml__begin_frame(s, cml__steady_now(s), s->budget_ms, -1.0, 0,
-                     pending >= s->options.max_frames_in_flight);
-    encode_slices(s);
+    int is_behind = pending >= s->options.max_frames_in_flight;
+    if (slot->state != READBACK_FREE) is_behind = BEHIND_ALL; /* it could leave no receipt */
+    cml__begin_frame(s, cml__steady_now(s), s->budget_ms, -1.0, 0, is_behind);
+    slot->passes = 0;
+    encode_slices(s, slot);
     cml__finish_jobs(s);
-    encode_reads(s);
+    uint32_t reads = slot->state == READBACK_FREE ? encode_reads(s) : 0;
+    if (s->work->slice_count > 0 || s->work->report.finished > 0 || reads > 0)
+        encode_receipt(s, slot);
     s->work->report.cpu_ms = now_of(s) - start;
     return &s->work->report;
 }
@@ -169,6 +183,9 @@ static void fail_harmed(cml_scheduler *s, uint32_t slot) {
         memcpy(j->error, why, sizeof why);
         cml__log(s, CML_LOG_ERROR, "job %llu failed: %s", ULL(j->number), why);
     }
+    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) /* outputs are copied again */
+        if (j->result != NULL && j->result->frame == s->ring[slot].frame)
+            cml__cancel_readback(s, j->result);
 }
 
 static void forget_slot(cml_scheduler *s, uint32_t slot) {
@@ -181,6 +198,20 @@ static double spent_ms(const cml_scheduler *s, const uint8_t *timestamps) {
     uint64_t ticks[2];
     memcpy(ticks, timestamps, sizeof ticks);
     return ticks[1] > ticks[0] ? (double)(ticks[1] - ticks[0]) * s->info.tick_ms : 0.0;
+}
+
+/* Returns the ticks to which a browser has rounded all of these timestamps; 0: it has not. */
+static uint64_t unit_of(const uint8_t *data, uint32_t count) {
+    static const uint64_t units[] = {100000, 65536};
+    for (size_t k = 0; k < sizeof units / sizeof *units && count > 0; k++) {
+        uint32_t i = 0;
+        for (uint64_t tick = 0; i < count; i++) {
+            memcpy(&tick, data + (size_t)8 * i, sizeof tick);
+            if (tick % units[k] != 0) break;
+        }
+        if (i == count) return units[k];
+    }
+    return 0;
 }
 
 /* Takes in the timings of a frame, or that it never ran. */
@@ -198,20 +229,18 @@ static void take_slot(cml_scheduler *s, const readback *slot, const uint8_t *dat
         empty_ms = cml__median(s->empty_ms, s->empty_count < EMPTY ? s->empty_count : EMPTY);
         data += 8 * (LEAD - 1);
     }
+    uint64_t unit = unit_of(data, by_ends ? count + 1 : 2 * count);
     for (uint32_t i = 0; i < count; i++) {
         double ms = spent_ms(s, data + (by_ends ? 8 : 16) * i);
-        /* a pass as short as an empty one has some time left, or nothing would be learned of it */
-        cml__record_timing(s, slot->frame, i, fmax(LEAST_LEFT * ms, ms - empty_ms));
+        /* a pass as short as an empty one has some time left, and a time below the clock's
+         * resolution counts as a quarter of it: 0 would be no time */
+        ms = fmax(LEAST_LEFT * ms, ms - empty_ms);
+        cml__record_timing(s, slot->frame, i, fmax(ms, (double)unit / 4 * s->info.tick_ms));
     }
 }
 
-uint32_t cml_end_frame(cml_scheduler *s) {
-    s->measured_count = 0;
-    if (!s->open || s->lost) return 0;
-    for (readback *slot = s->ring; slot < s->ring + RING; slot++) cml__map_readback(s, slot);
-    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++)
-        if (j->result != NULL) cml__map_readback(s, j->result);
-    s->backend.poll(s->backend.user);
+/* Takes in the frames that have run. */
+void cml__take_slots(cml_scheduler *s) {
     for (readback *slot = s->ring; slot < s->ring + RING; slot++) {
         const uint8_t *data = NULL;
         cml_status status = CML_PENDING;
@@ -221,6 +250,20 @@ uint32_t cml_end_frame(cml_scheduler *s) {
         if (status == CML_OK) forget_slot(s, (uint32_t)(slot - s->ring));
         cml__cancel_readback(s, slot);
     }
+}
+
+uint32_t cml_end_frame(cml_scheduler *s) {
+    s->measured_count = 0;
+    if (!s->open || s->lost) return 0;
+    uint32_t age = CML_FRAMES_BEFORE_READ;
+    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
+        if (j->result == NULL || j->result->state != READBACK_COPIED) continue;
+        cml__map_readback(s, j->result, s->frames_before_read);
+        age = s->frames_before_read; /* outputs wait for what tells that their frames ran */
+    }
+    for (readback *slot = s->ring; slot < s->ring + RING; slot++) cml__map_readback(s, slot, age);
+    s->backend.poll(s->backend.user);
+    cml__take_slots(s);
     cml__end_frame(s, cml__steady_now(s));
     cml__reclaim_jobs(s);
     cml__remove_unloaded_nets(s);
@@ -274,14 +317,12 @@ static cml_status create_objects(cml_scheduler *s, cml_error *error) {
     s->scope = s->backend.create_scope(s->backend.user);
     if (s->scope == NULL) return cml__fail(error, CML_ERROR_MEMORY, "no memory for an error scope");
     s->resolved = cml__new_buffer(s, memory, s->scope, CML_USAGE_QUERIES, SCRATCH + 8);
-    s->ranges = cml__new_buffer(s, memory, s->scope, CML_USAGE_UNIFORM,
-                                (uint64_t)s->stride * s->max_slices);
     for (uint32_t i = 0; i < RING; i++) {
         s->ring[i].buffer = cml__new_buffer(s, memory, s->scope, CML_USAGE_READBACK, SLOT_BYTES);
         if (s->ring[i].buffer == NULL) is_there = 0;
     }
     cml_status status = s->backend.poll_scope(s->backend.user, s->scope, text, sizeof text);
-    if (!is_there || s->resolved == NULL || s->ranges == NULL || status > CML_PENDING)
+    if (!is_there || s->resolved == NULL || status > CML_PENDING)
         return cml__fail(error, status > CML_PENDING ? status : CML_ERROR_MEMORY,
                          "the device has no buffers for a scheduler: %s", text);
     for (uint32_t i = 0; i < RECEIPTS; i++) receipts[i] = i + 1;
@@ -296,7 +337,6 @@ static void destroy_objects(cml_scheduler *s) {
         cml__drop_buffer(s, &s->ring[i].buffer);
     }
     cml__drop_buffer(s, &s->resolved);
-    cml__drop_buffer(s, &s->ranges);
     if (s->scope != NULL) s->backend.release_scope(s->backend.user, s->scope);
     s->backend.destroy(s->backend.user);
     cml__heap_free_all(s->memory);
@@ -326,6 +366,8 @@ cml_status cml_create(const cml_options *options, cml_scheduler **created, cml_e
     s->max_slices = options->max_slices ? options->max_slices : 256;
     if (options->max_frames_in_flight == 0) s->options.max_frames_in_flight = 4;
     if (options->now_ms == NULL) s->options.now_ms = cml__machine_ms;
+    if (options->max_results == 0) s->options.max_results = 8;
+    s->frames_before_read = CML_FRAMES_BEFORE_READ;
     s->prepare = cml__prepare_net;
     s->start = cml__start_job;
     s->finish = cml__finish_job;
@@ -335,7 +377,6 @@ cml_status cml_create(const cml_options *options, cml_scheduler **created, cml_e
     if (s->granule == 0) s->granule = s->info.is_software ? cml__processors() : 1;
     s->stride = (uint32_t)max_u64(s->info.uniform_alignment, 16);
     s->reported = cml__heap_alloc(&s->memory, s->max_slices, sizeof *s->reported);
-    s->range_words = cml__heap_alloc(&s->memory, s->max_slices, s->stride);
     cml_status status = cml__init_core(s) ? create_objects(s, error)
                                           : cml__fail(error, CML_ERROR_MEMORY,
                                                       "no memory for a scheduler and its jobs");

@@ -55,9 +55,8 @@ static void fail_consumers_of(cml_scheduler *s, const network *net) {
     }
 }
 
-/* Frees a network that no open frame uses, and everything that points into it. */
-void cml__remove_net(cml_scheduler *s, network *net) {
-    network **at = &s->nets;
+/* Ends and drops what the scheduler has of a network that no open frame uses. */
+void cml__forget_net(cml_scheduler *s, const network *net) {
     end_jobs_of(s, net);
     fail_consumers_of(s, net);
     for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
@@ -66,11 +65,17 @@ void cml__remove_net(cml_scheduler *s, network *net) {
         drop_result(s, j);
         j->run.state = CML_STATE_GONE;
     }
-    while (*at != NULL && *at != net) at = &(*at)->next;
-    if (*at != NULL) *at = net->next;
     for (work *w = s->works; w < s->works + IN_FLIGHT; w++) w->slice_count = 0;
     for (uint32_t i = 0; i < s->max_slices; i++)
         s->reported[i].op = s->reported[i].title = text_from("");
+}
+
+/* Frees a network that no open frame uses, and everything that points into it. */
+void cml__remove_net(cml_scheduler *s, network *net) {
+    network **at = &s->nets;
+    cml__forget_net(s, net);
+    while (*at != NULL && *at != net) at = &(*at)->next;
+    if (*at != NULL) *at = net->next;
     net->handle->network = NULL;
     net->handle->next = s->unloaded;
     s->unloaded = net->handle;
@@ -89,7 +94,7 @@ void cml__remove_unloaded_nets(cml_scheduler *s) {
 void cml_unload(cml_scheduler *s, cml_net *net) {
     network *n = net != NULL ? net->network : NULL;
     if (n == NULL || n->is_unloaded) return;
-    if (!n->adopted || !s->open || s->lost) {
+    if (n->owner == NULL || !s->open || s->lost) {
         cml__remove_net(s, n);
         return;
     }
@@ -112,7 +117,8 @@ void cml__prepare_net(cml_scheduler *s, network *net, double ms) {
 }
 
 static readback *free_result(network *n) {
-    for (readback *r = n->results; r < n->results + MAX_RESULTS; r++)
+    const cml_options *options = &n->scheduler->options;
+    for (readback *r = n->results; r < n->results + options->max_results; r++)
         if (!r->used && r->state == READBACK_FREE) return r;
     return NULL;
 }
@@ -134,7 +140,7 @@ int cml__start_job(cml_scheduler *s, job *j) {
     if (n->state_lost) {
         cml__end_job(s, j, CML_STATE_FAILED,
                      "the variables of its network are wrong, for a frame that changed them was "
-                     "never submitted: load it again");
+                     "never submitted: call cml_reset()");
         return 0;
     }
     r->used = 1;
@@ -194,13 +200,11 @@ static const tensor *find_tensor(const tensor_list *all, const char *name) {
 #define WRONG(...) cml__fail(error, CML_ERROR_INPUT, __VA_ARGS__)
 
 static cml_status accept_data(job *to, const cml_input *in, const tensor *at, cml_error *error) {
-    const cml_shape *shape = &at->shape;
-    if (shape->layout != CML_LAYOUT_PLAIN)
-        return WRONG("input '%s' is not plain: give a buffer in its layout", in->name);
-    if (in->bytes != shape->bytes)
-        return WRONG("input '%s': wanted %llu bytes, got %llu", in->name, ULL(shape->bytes),
+    uint64_t bytes = 4 * at->shape.elements;
+    if (in->bytes != bytes)
+        return WRONG("input '%s': wanted %llu bytes, got %llu", in->name, ULL(bytes),
                      ULL(in->bytes));
-    if (in->bytes > 0) memcpy(to->data + at->packed_at, in->data, in->bytes);
+    cml__to_layout(&at->shape, in->data, to->data + at->packed_at);
     return CML_OK;
 }
 
@@ -251,6 +255,8 @@ static cml_status check_submit(const cml_scheduler *s, const network *n, size_t 
     double priority = options->priority, deadline = options->deadline_ms;
     if (s->lost) return cml__fail(error, CML_ERROR_DEVICE, "the device was lost");
     if (n == NULL || n->is_unloaded) return WRONG("the network is unloaded");
+    if (n->owner != s && cml__is_at_work(n))
+        return WRONG("the network is at work for another scheduler: end its jobs and frames first");
     if (!(deadline >= 0) || isinf(deadline + priority) ||
         !(priority >= 0 || is_equal(priority, CML_IDLE)))
         return WRONG("the priority or deadline is no number of 0 or more");
@@ -316,18 +322,9 @@ cml_job_info cml_get_job_info(cml_scheduler *s, cml_job handle) {
     cml_job_info info = {.state = j->run.state, .paused = j->paused, .error = j->error};
     if (j->run.state == CML_STATE_DONE) info.progress = 1.0;
     if (is_over(j)) return info;
-    double left = cml__remaining_ms(s, j), ahead = 0;
+    double left = cml__remaining_ms(s, j);
     if (left + j->run.given_ms > 0) info.progress = j->run.given_ms / (left + j->run.given_ms);
-    s->candidate_count = 0;
-    for (uint32_t i = 0; i < s->live_count; i++) {
-        job *other = s->live[i];
-        other->remaining = cml__remaining_ms(s, other);
-        if (!other->paused || other == j) s->candidates[s->candidate_count++] = other;
-    }
-    s->now = cml__steady_now(s);
-    cml__sort_candidates(s);
-    for (uint32_t i = 0; s->candidates[i] != j; i++) ahead += s->candidates[i]->remaining;
-    info.eta_ms = (ahead + left) / fmax(s->rate, 1e-9) + s->frame_ms;
+    info.eta_ms = cml__eta_ms(s, j);
     return info;
 }
 
@@ -369,25 +366,34 @@ cml_status cml_get_tensor(cml_scheduler *s, cml_job handle, const char *output,
     return CML_OK;
 }
 
+/* Finds an output of a job that is on its way to the host, and requests it. Returns CML_PENDING
+ * until it has arrived, and all frames that made it have run. */
+cml_status cml__find_read(const cml_scheduler *s, job *j, const char *output, const tensor **found,
+                          const uint8_t **data, cml_error *error) {
+    if (j != NULL) j->read_requested = 1; /* a frame copies the outputs */
+    if (j != NULL && !is_over(j)) return CML_PENDING;
+    const tensor *from = *found = find_output(j, output);
+    if (from == NULL)
+        return WRONG("no output '%s': %s", output ? output : "",
+                     j != NULL && j->error[0] ? j->error : "see cml_get_output_shape");
+    const readback *r = j->result, *slot = &s->ring[r->frame % RING];
+    if (r->state != READBACK_REQUESTED) return CML_PENDING;
+    if (slot->state != READBACK_FREE && slot->frame == r->frame) return CML_PENDING;
+    cml_status status = cml__poll_readback(s, r, data);
+    if (status > CML_PENDING)
+        return cml__fail(error, CML_ERROR_DEVICE, "the readback failed: the device is lost");
+    if (status == CML_OK) *data += from->packed_at;
+    return status;
+}
+
 cml_status cml_read(cml_scheduler *s, cml_job handle, const char *output, void *data, size_t bytes,
                     cml_error *error) {
-    job *j = cml__find_job(s, handle);
-    if (j != NULL && !is_over(j)) {
-        j->read_requested = 1; /* the frame that finishes it copies its outputs */
-        return CML_PENDING;
-    }
-    const tensor *from = find_output(j, output);
-    if (from == NULL || from->shape.layout != CML_LAYOUT_PLAIN || bytes != from->shape.bytes)
-        return WRONG("no plain output '%s' of %llu bytes: %s", output ? output : "", ULL(bytes),
-                     j != NULL && j->error[0] ? j->error : "see cml_get_output_shape");
-    readback *r = j->result;
-    j->read_requested = 1;
-    if (r->state != READBACK_REQUESTED) return CML_PENDING;
-    const uint8_t *mapped = NULL;
-    cml_status status = cml__poll_readback(s, r, &mapped);
-    if (status == CML_PENDING) return CML_PENDING;
-    if (status != CML_OK)
-        return cml__fail(error, CML_ERROR_DEVICE, "the readback failed: the device is lost");
-    if (bytes > 0) memcpy(data, mapped + from->packed_at, bytes);
-    return CML_OK;
+    const tensor *from = NULL;
+    const uint8_t *stored = NULL;
+    cml_status status = cml__find_read(s, cml__find_job(s, handle), output, &from, &stored, error);
+    if (from != NULL && bytes != 4 * from->shape.elements)
+        return WRONG("output '%s': wanted %llu bytes, got %llu", output,
+                     ULL(4 * from->shape.elements), ULL(bytes));
+    if (status == CML_OK) cml__from_layout(&from->shape, stored, data);
+    return status;
 }

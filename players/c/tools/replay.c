@@ -7,7 +7,6 @@ enum { MAX_NETS = 256, MAX_JOBS = 1 << 16, MAX_DECISION = 4096 };
 
 static cml_scheduler c;
 static network nets[MAX_NETS];
-static double *load_ms[MAX_NETS];    /* what steps took when the network was loaded, or NULL */
 static int lacks_memory[MAX_NETS];   /* networks without memory for another job */
 static job *jobs[MAX_JOBS];          /* by number */
 static slice decision[MAX_DECISION]; /* the decision of another planner */
@@ -22,20 +21,7 @@ static double read_number(void) {
 static uint32_t read_uint(void) { return (uint32_t)read_number(); }
 static job *known_job(void) { return jobs[read_uint() % MAX_JOBS]; }
 
-static void use_decision(cml_scheduler *of) {
-    for (uint32_t i = 0, k; i < decision_count; i++) {
-        slice one = decision[i];
-        for (k = 0; k < of->candidate_count && of->candidates[k] != one.job; k++) {}
-        if (k == of->candidate_count || of->work->slice_count == of->max_slices) continue;
-        one.ms = cml__predict(&of->model, one.step, one.count);
-        one.samples = one.step->curve->sizes[cml__bucket_of(one.count)].samples;
-        one.settled = cml__is_settled(one.step, one.count);
-        of->work->slices[of->work->slice_count++] = one;
-        for (k = 0; k < of->start_count && of->starts[k] != one.job; k++) {}
-        if (k == of->start_count && one.job->run.state != CML_STATE_RUNNING)
-            of->starts[of->start_count++] = one.job;
-    }
-}
+static void use_decision(cml_scheduler *of) { cml__use_decision(of, decision, decision_count); }
 
 static void prepare(cml_scheduler *of, network *net, double ms) {
     (void)of;
@@ -105,7 +91,7 @@ static void read_network(void) {
     net->step_count = read_uint();
     net->steps = calloc(net->step_count, sizeof *net->steps);
     net->after = calloc(net->step_count + 1, sizeof *net->after);
-    if (read_uint()) times = load_ms[net - nets] = calloc(net->step_count, sizeof *times);
+    if (read_uint()) net->load_ms = times = calloc(net->step_count, sizeof *times);
     net->is_ready = 1;
     for (uint32_t i = 0; i < net->step_count; i++) {
         step *s = net->steps + i;
@@ -118,20 +104,11 @@ static void read_network(void) {
     cml__adopt_net(&c, net);
 }
 
-static void learn_load(const network *net) {
-    const double *ms = load_ms[net - nets];
-    for (uint32_t i = 0; ms != NULL && i < net->step_count; i++) {
-        slice all = {.step = net->steps + i, .count = net->steps[i].groups};
-        if (!has_samples(all.step)) cml__learn(&c.model, &all, 1, ms[i]);
-    }
-}
-
 static void submit(double now) {
     job *j = cml__find_free_job(&c);
     memset(j, 0, sizeof *j);
     j->number = read_uint();
     j->net = nets + read_uint();
-    learn_load(j->net);
     j->priority = read_number();
     j->deadline_at = read_number();
     j->has_deadline = !isnan(j->deadline_at);
@@ -223,7 +200,7 @@ int main(void) {
     for (uint32_t i = 0; i < net_count; i++) {
         free(nets[i].steps);
         free(nets[i].after);
-        free(load_ms[i]);
+        free((void *)nets[i].load_ms);
     }
     cml__heap_free_all(c.memory);
     return 0;

@@ -1,7 +1,8 @@
 // @ts-check
 /** Networks on a device: slices, readbacks, chains, and what goes wrong; of the files in a folder, which test_web_player.py writes. */
 
-import { CmlError, CookedFile, Executor, Scheduler, loadCooked } from "../../../players/web/cml.js";
+import { CmlError, CookedFile, Scheduler, fairShare, leastLaxity, loadCooked } from "../../../players/web/cml.js";
+import { goldenOf } from "../../../players/web/check.js";
 import { assert, counted, device, frame, raised, same, until } from "./device.js";
 
 const [folder] = Deno.args, ELEMENTS = 40_000;
@@ -19,6 +20,16 @@ function filesOf(kind) {
   assert(names.length, `files of '${kind}'`);
   return names;
 }
+/** A triangle over the whole picture that takes llvmpipe milliseconds. */
+const SCENE = `
+@vertex fn corner(@builtin(vertex_index) i: u32) -> @builtin(position) vec4f {
+  return vec4f(f32(i & 1u) * 4.0 - 1.0, f32(i >> 1u) * 4.0 - 1.0, 0.5, 1.0);
+}
+@fragment fn shade(@builtin(position) at: vec4f) -> @location(0) vec4f {
+  var sum = at.x * 0.01;
+  for (var i = 0; i < 24; i++) { sum = sin(sum) * 1.1 + at.y * 0.001; }
+  return vec4f(sum, fract(3.0 * sum), 0.5, 1.0);
+}`;
 const options = { sanitizeOps: false, sanitizeResources: false };
 
 /** @param {string} name @param {(gpu: GPUDevice) => Promise<void>} check */
@@ -26,14 +37,10 @@ const test = (name, check) =>
   Deno.test({ name, ...options, fn: async () => await check(await device()) });
 
 /** A planner that takes ``count`` workgroups of one job, whatever they take. @param {number} count @returns {import("../../../players/web/cml.js").Planner} */
-const bySlices = (count) => ({ jobs: [job] }) => {
-  /** @type {import("../../../players/web/cml.js").FramePlan} */
-  const plan = { slices: [], starts: job?.state === "queued" ? [job] : [], reason: "budget", byBudget: false };
-  if (job) {
-    const taken = Math.min(job.costs[job.step].groups - job.group, count);
-    plan.slices.push({ job, step: job.step, first: job.group, count: taken, predictedMs: 0.1 });
-  }
-  return plan;
+const bySlices = (count) => ([job]) => {
+  if (!job) return [];
+  const { step, group: first } = job;
+  return [{ job, step, first, count: Math.min(job.costs[step].groups - first, count) }];
 };
 
 /** The network that counts its runs, on a scheduler, and another one. @param {GPUDevice} gpu @param {number} budgetMs @param {number} slice workgroups of each frame; 0: by the budget */
@@ -63,7 +70,7 @@ async function checkRun(network, run, when) {
 
 test("a run gives the golden output, and its variable counts", async (gpu) => {
   const network = await loadFile(gpu, "golden");
-  const golden = await network.file.golden();
+  const golden = goldenOf(network);
   const x = golden?.inputs[0].data ?? X;
   assert(same((await network.run({ x })).y, golden?.outputs[0].data ?? []), "the golden output");
   await checkRun(network, 1, "the second run");
@@ -99,41 +106,31 @@ test("timings arrive and teach", async (gpu) => {
   }
   for (let i = 0; i < 8; i++) measured += (await frame(gpu, scheduler, 2)).measured.length;
   assert(measured >= 3, `${measured} frames measured`);
-  assert(scheduler.costModel.samples(network.steps[0]) >= 3, "samples of the first step");
+  assert(scheduler.samples(network, 0) >= 3, "samples of the first step");
 });
-
-/** A triangle over the whole picture that takes llvmpipe milliseconds. */
-const SCENE = `
-@vertex fn corner(@builtin(vertex_index) i: u32) -> @builtin(position) vec4f {
-  return vec4f(f32(i & 1u) * 4.0 - 1.0, f32(i >> 1u) * 4.0 - 1.0, 0.5, 1.0);
-}
-@fragment fn shade(@builtin(position) at: vec4f) -> @location(0) vec4f {
-  var sum = at.x * 0.01;
-  for (var i = 0; i < 24; i++) { sum = sin(sum) * 1.1 + at.y * 0.001; }
-  return vec4f(sum, fract(3.0 * sum), 0.5, 1.0);
-}`;
 
 test("drawing is not part of the times of slices", async (gpu) => {
   if (!gpu.features.has("timestamp-query")) return;
-  const network = await loadFile(gpu, "long"), executor = Executor.on(gpu);
-  await network.run({ x: new Float32Array(16 * 48 * 48) });
+  const network = await loadFile(gpu, "long"), scheduler = new Scheduler(gpu), x = new Float32Array(16 * 48 * 48);
   const usage = GPUTextureUsage.RENDER_ATTACHMENT, size = [1280, 720], format = "rgba8unorm";
   const view = gpu.createTexture({ size, format, usage }).createView(), module = gpu.createShaderModule({ code: SCENE });
   const pipeline = gpu.createRenderPipeline({ layout: "auto", vertex: { module }, fragment: { module, targets: [{ format }] } });
-  /** @type {any} */ const job = { network };
   const groups = network.steps.map((each) => each.groups), step = groups.indexOf(Math.max(...groups));
-  const [long, short] = [groups[step], 1].map((count) => [{ job, step, first: 0, count, predictedMs: 1 }]);
+  const counts = [groups[step], 1, groups[step], 1];
   /** @type {number[][]} */ const times = [[], [], [], []];
-  for (let frame = 0; frame < 15; frame++) {
-    const encoder = gpu.createCommandEncoder();
+  scheduler.planner = ([job]) => counts.map((count) => ({ job, step, first: 0, count }));
+  for (let frame = 0; frame < 40; frame++) {
+    const job = scheduler.submit(network, { x }), encoder = gpu.createCommandEncoder();
     const picture = encoder.beginRenderPass({ colorAttachments: [{ view, loadOp: "clear", storeOp: "store" }] });
     picture.setPipeline(pipeline);
     picture.draw(3);
     picture.end();
-    executor.encodeGroups(encoder, frame, [long, short, long, short]);
-    executor.writeReceipt(encoder, frame, []);
+    scheduler.encode(encoder);
     gpu.queue.submit([encoder.finish()]);
-    for (const { group, ms } of executor.endFrame(frame)) times[group].push(ms);
+    for (const { slices } of scheduler.endFrame()) {
+      slices.forEach(({ measuredMs }, i) => measuredMs === null || times[i].push(measuredMs));
+    }
+    job.cancel();
     await gpu.queue.onSubmittedWorkDone();
     await new Promise((resolve) => setTimeout(resolve));
   }
@@ -191,6 +188,24 @@ function dropFrame(gpu, scheduler) {
   return report;
 }
 
+test("a page orders jobs by a policy of its own, and by the player's", async (gpu) => {
+  const network = await loadFile(gpu, "counter"), other = await loadFile(gpu, "counter");
+  /** @type {string[][]} */ const seen = [];
+  const policy = (/** @type {import("../../../players/web/cml.js").Job[]} */ jobs, /** @type {number} */ now, /** @type {number} */ rate) => {
+    const ordered = [leastLaxity, fairShare].map((one) => one(jobs, now, rate).map(({ name }) => name).join());
+    seen.push(ordered);
+    return [...jobs].sort((a, b) => b.name.localeCompare(a.name));
+  };
+  const scheduler = new Scheduler(gpu, { policy, budgetMs: 0.01 });
+  const jobs = ["a", "b", "c"].map((name, i) =>
+    scheduler.submit([network, other, network][i], { x: X }, { name, deadlineMs: 1e6 / (i + 1), priority: i ? 1 : 3 })
+  );
+  const { report } = await frame(gpu, scheduler);
+  assert(report.slices[0].job === jobs[2].number, "the page's order");
+  assert(seen[0].join(";") === "c,b,a;a,b,c", `the player's orders: ${seen[0].join(";")}`);
+  for (const job of jobs) job.cancel();
+});
+
 test("whichever frame is dropped, no number is wrong", async (gpu) => {
   let failures = 0;
   for (let drop = -1, last = 0; drop <= last; drop++) {
@@ -208,7 +223,7 @@ test("whichever frame is dropped, no number is wrong", async (gpu) => {
     if (!numbers) {
       failures += 1;
       const why = job.error || taker.error;
-      assert(why.includes(`frame ${drop} was encoded and never submitted`), `frame ${drop}: ${why}`);
+      assert(why.includes("a frame was encoded and never submitted"), `frame ${drop}: ${why}`);
     }
     assert(drop < 0 ? numbers : true, "no frame is dropped in the first run");
     network.destroy();
@@ -270,8 +285,8 @@ test("a device with smaller limits, or without WGSL, says what is wanted", async
   // what a host's own device has, which asks for nothing
   const plain = /** @type {GPUDevice} */ (await (await navigator.gpu.requestAdapter())?.requestDevice());
   for (const [name, text] of [
-    ["features", "'subgroups'"], ["features", "'shader-f16'"], ["features", "requestDevice()"],
-    ["bindings", "maxStorageBuffersPerShaderStage of at least 9, the device has 8"],
+    ["features", "lanes of a subgroup 4, the device has 0"], ["features", "shader-f16"], ["features", "requestDevice()"],
+    ["bindings", "maxStorageBuffersPerShaderStage 9, the device has 8"],
   ]) await refused(() => loadFile(plain, name), "StaleArtifact", text);
   plain.destroy();
 });
@@ -316,6 +331,6 @@ Deno.test({ name: "a lost device ends all jobs with a text", ...options, fn: asy
   await gpu.lost;
   assert(scheduler.encode(encoder).reason === "device error", "the reason");
   assert(job.state === "failed" && waiting.state === "failed", "both have failed");
-  assert(job.error.includes("the device is lost"), job.error);
+  assert(job.error.includes("the device was lost"), job.error);
   await refused(() => loadFile(gpu, "counter"), "DeviceError", "lost");
 } });

@@ -6,20 +6,10 @@
 
 import { CmlError, CookedFile } from "../../../players/web/cml.js";
 
-/** Reads all that a player may read of a file. @param {Uint8Array<ArrayBuffer>} bytes */
-async function readAll(bytes) {
-  const read = await CookedFile.open(bytes);
-  for (const tag of read.table.keys()) await read.section(tag);
-  await read.guess("llvmpipe");
-  await read.golden();
-  for (const kernel of read.kernels) await read.wgsl(kernel);
-  return read;
-}
-
 /** How reading a file ended. @param {Uint8Array<ArrayBuffer>} bytes */
 async function ends(bytes) {
   try {
-    await readAll(bytes);
+    (await CookedFile.open(bytes, {}, true))._close();
   } catch (error) {
     if (error instanceof CmlError && error.message) return error.code;
     return `FAILS: ${error instanceof Error ? `${error.name}: ${error.message}` : error}`;

@@ -1,0 +1,85 @@
+"""Compiles the C player to WebAssembly, as ``players/web/core.js`` with the bytes in its text.
+
+Run ``python -m players.build`` in the project's root; it needs the package ``ziglang`` of the extra
+``players``.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.util
+import subprocess
+import sys
+import tempfile
+import zlib
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+CORE = HERE / "web" / "core.js"
+_FLAGS = (
+    "--target=wasm32-wasi", "-mexec-model=reactor", "-std=c11", "-Oz", "-flto", "-ffp-contract=off",
+    "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror",
+    "-Wl,--strip-all", "-Wl,-z,stack-size=262144",
+)  # fmt: skip
+
+
+class BuildError(Exception):
+    """The core cannot be compiled; the message says what is missing, or what the compiler said."""
+
+
+def build_core(target: Path = CORE) -> Path:
+    """Compiles the core unless ``target`` was made from the same sources, and returns ``target``.
+
+    Raises :class:`BuildError` without a compiler, or if it fails.
+    """
+    sources = [HERE / "web" / "core.c", *sorted((HERE / "c" / "src").glob("*.c"))]
+    read = [Path(__file__), *sources, *sorted((HERE / "c").glob("*/*.h"))]
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in read)).hexdigest()
+    mark = f"// Made by players/build.py from sources with the SHA-256 {digest}\n"
+    if target.is_file() and target.read_text("utf-8").startswith(mark):
+        return target
+    packed = base64.b64encode(zlib.compress(compile_wasm(sources), 9)).decode()
+    with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False, suffix=".js") as file:
+        file.write(f'{mark}export default "{packed}";\n')
+    Path(file.name).replace(target)
+    return target
+
+
+def find_compiler() -> bool:
+    """Returns True if the compiler is installed."""
+    return importlib.util.find_spec("ziglang") is not None
+
+
+def compile_wasm(sources: list[Path], *flags: str) -> bytes:
+    """Returns the bytes of a WebAssembly module that is compiled from C files."""
+    if not find_compiler():
+        raise BuildError(
+            "the web player needs a compiler for WebAssembly: pip install ziglang (the extra "
+            "`players`), then python -m players.build"
+        )
+    includes = (f"-I{HERE / 'c' / 'include'}", f"-I{HERE / 'c' / 'src'}")
+    with tempfile.TemporaryDirectory() as folder:
+        module = Path(folder) / "core.wasm"
+        command = [sys.executable, "-m", "ziglang", "cc", *_FLAGS, *flags, *includes]
+        run = subprocess.run(
+            [*command, *map(str, sources), "-o", str(module)], capture_output=True, text=True
+        )
+        if run.returncode:
+            raise BuildError(f"the web player does not compile:\n{run.stderr}")
+        return module.read_bytes()
+
+
+def main() -> int:
+    """Builds the core and prints its size; returns the exit code."""
+    try:
+        core = build_core()
+    except BuildError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    sys.stdout.write(f"{core.stat().st_size:,} bytes  {core.relative_to(HERE.parent)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
