@@ -158,7 +158,8 @@ def copies(count: int) -> Iterator[SimpleQueue[Path]]:
     free: SimpleQueue[Path] = SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="cml-plant-") as folder:
         for i in range(count):
-            shutil.copytree(ROOT, Path(folder, str(i)), ignore=_LEFT_OUT)
+            # links, or the package would import copies without the fault
+            shutil.copytree(ROOT, Path(folder, str(i)), ignore=_LEFT_OUT, symlinks=True)
             free.put(Path(folder, str(i)))
         yield free
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from cml_engine.demo_game.agents import TileJobs
 from cml_engine.demo_game.chain import load_chain
 from cml_engine.demo_game.streaming import (
@@ -118,6 +120,18 @@ def test_coarse_visible_tiles_are_scheduled_first():
     assert asked[:2] == [ROOT, near] and len(asked) == IN_FLIGHT
     urgent = {tile: (priority, within) for tile, priority, within in world.agents.asked}
     assert urgent[near][0] > min(p for p, _ in urgent.values())
+
+
+def test_tiles_that_are_needed_now_come_before_those_that_will_be():
+    world = streaming()
+    now, soon, later = (TileId(0, x, 0) for x in range(3))
+    needed = {"ahead": {later: (4.0, 300.0), soon: (1.0, 300.0)}}
+    world.want(Selection([], {now: 300.0}, **needed), {now, soon, later}, 0.0)  # type: ignore[arg-type]
+    assert [tile for tile, _, _ in world.agents.asked] == [now, soon, later]
+    at_ms, soon_ms, later_ms = (within_ms for _, _, within_ms in world.agents.asked)
+    assert (soon_ms - at_ms, later_ms - at_ms) == pytest.approx((1000.0, 4000.0))
+    world.want(Selection([], {}, **needed), set(), 0.1)  # type: ignore[arg-type]
+    assert set(world.making) == {soon, later}, "what is ahead is not cancelled"
 
 
 def test_no_more_tiles_are_under_way_than_frames_have_time_for():
