@@ -156,7 +156,7 @@ def test_an_engine_with_another_api_needs_no_webgpu(player, cmake, cooked, tmp_p
     text = OUTSIDE.format(player=f'add_subdirectory("{player}" cml)')
     (folder / "CMakeLists.txt").write_text(text)
     made = cmake(folder, "-DCML_WEBGPU=OFF")
-    told = json.loads(run(made / "game", cooked, "0.5", cwd=folder))
+    told = json.loads(run(made / "game", cooked, "0.5", "0", cwd=folder))
     assert told["dispatches"] > 0
 
 

@@ -1,7 +1,8 @@
 /* Plays a network on the null backend, and breaks each of its rules:
  *
- *     null_rules FILE.cml BUDGET_MS     plays runs in a row and at once; prints what was recorded
- *     null_rules                        breaks the rules; each has to be noticed */
+ *     null_rules FILE.cml BUDGET_MS IS_LATE   plays runs in a row and at once; prints what was
+ *                                             recorded, with late timestamps if IS_LATE is 1
+ *     null_rules                              breaks the rules; each has to be noticed */
 #include "cml_null.h"
 
 #include <math.h>
@@ -425,6 +426,10 @@ int main(int argc, char **argv) {
     if (argc == 4) {
         play(argv[1], atof(argv[2]), atoi(argv[3]));
         return 0;
+    }
+    if (argc != 1) {
+        fprintf(stderr, "usage: %s [FILE.cml BUDGET_MS IS_LATE]\n", argv[0]);
+        return 2;
     }
     for (int i = 0; i < (int)COUNT; i++) {
         create_all();
