@@ -168,6 +168,21 @@ test("jobs take each other's outputs, and tensors of the host", async (gpu) => {
   assert(fifth.state === "failed" && fifth.error.includes("cancelled"), fifth.error);
 });
 
+test("a job that is released before its end goes on, and a network works for one scheduler at a time", async (gpu) => {
+  const { network, scheduler, other, submit, outputOf } = await setUp(gpu, 1, 10);
+  const first = submit(), second = submit(first.output("y"), other);
+  first.release();
+  await frame(gpu, scheduler);
+  const elsewhere = new Scheduler(gpu);
+  await refused(() => elsewhere.submit(network, { x: X }), "InputError", "another scheduler");
+  assert(same(await outputOf(second), expected(expected(X, 0), 0)), "the output of a released job");
+  await refused(() => first.read("y"), "JobError", "released");
+  for (let i = 0; i < 4; i++) await frame(gpu, scheduler);
+  const third = elsewhere.submit(network, { x: X });
+  await until(gpu, elsewhere, () => third.read("y"));
+  assert(same(third.read("y"), expected(X, 1)), "its variable moved with it");
+});
+
 test("a frame that is thrown away is made again", async (gpu) => {
   const { scheduler, submit, outputOf } = await setUp(gpu, 1, 10);
   const job = submit();
