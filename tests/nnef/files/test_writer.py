@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine import nnef
 from cml_engine.errors import CmlError, InputError, ModelError
 from cml_engine.io import atomic_write
 from cml_engine.ir.graph import Epilogue, Fact, Graph
+from cml_engine.nnef import write_tensor
 from cml_engine.nnef.files import writer
-from cml_engine.nnef.files.writer import to_text
+from cml_engine.nnef.files.writer import save, to_text
 from tests.fixtures.graphs import node
 from tests.fixtures.messages import raises
 from tests.nnef.conftest import load_native
@@ -63,7 +63,7 @@ def everything(write_model):
     folder = write_model(TEXT, indices=np.array([1, 0]), state=np.zeros((1, 4, 8, 8), np.float32))
     for name in ("block", "BLOCK"):
         filter = rng.normal(size=(4, 4, 3, 3)).astype(np.float32)
-        nnef.files.tensor_file.write_tensor(folder / name / "w.dat", filter)
+        write_tensor(folder / name / "w.dat", filter)
     (folder / "graph.quant").write_text(
         "'y': linear_quantize(min = [0.0, 1.0], max = 1.0, bits = 8);"
     )
@@ -89,17 +89,17 @@ def test_the_text_is_canonical(everything):
 
 def test_save_refuses_to_overwrite_by_default(everything, tmp_path):
     for name in ("out", "out.tgz"):
-        nnef.save(everything, tmp_path / name)
+        save(everything, tmp_path / name)
         with pytest.raises(InputError, match=r"overwrite it \(--overwrite, overwrite=True\)"):
-            nnef.save(everything, tmp_path / name)
-        nnef.save(everything, tmp_path / name, overwrite=True)
+            save(everything, tmp_path / name)
+        save(everything, tmp_path / name, overwrite=True)
     (tmp_path / "empty").mkdir()
-    nnef.save(everything, tmp_path / "empty")
+    save(everything, tmp_path / "empty")
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="is a file: name a folder"):
-        nnef.save(everything, tmp_path / "file")
+        save(everything, tmp_path / "file")
     with pytest.raises(InputError, match="cannot write"):
-        nnef.save(everything, tmp_path / "file" / "below")
+        save(everything, tmp_path / "file" / "below")
 
 
 @pytest.mark.parametrize("second", [np.ones(2, np.float32), np.zeros(2, np.int32)])
@@ -113,7 +113,7 @@ def test_different_tensors_get_different_files(tmp_path, second):
     facts = {n: Fact("scalar" if v.dtype == np.float32 else "integer", (2,))
              for n, v in kinds.items()}  # fmt: skip
     graph = small(constants=kinds, labels=dict.fromkeys("ac", "w") | {"b": "W"})
-    nnef.save(graph.with_(facts={**graph.facts, **facts}), tmp_path / "out")
+    save(graph.with_(facts={**graph.facts, **facts}), tmp_path / "out")
     loaded = load_native(tmp_path / "out")
     for name, values in kinds.items():
         assert loaded.constants[name].dtype == values.dtype
@@ -137,31 +137,31 @@ def test_failed_save_keeps_the_old_model(everything, tmp_path, monkeypatch, name
             yield file, data
 
     original = writer._files
-    nnef.save(small(), tmp_path / name)
+    save(small(), tmp_path / name)
     before = tree(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(writer, "_files", files)
         for target in (tmp_path / name, tmp_path / f"new_{name}"):
             with pytest.raises(InputError, match=f"cannot write '{target}': No space left"):
-                nnef.save(everything, target, overwrite=True)
+                save(everything, target, overwrite=True)
     assert tree(tmp_path) == before
     assert {p.name for p in tmp_path.iterdir()} == {name, "model"}  # the fixture wrote that
 
 
 def test_blocked_path_is_found_before_replacing(everything, tmp_path):
-    nnef.save(small(), tmp_path / "out")
+    save(small(), tmp_path / "out")
     (tmp_path / "out" / "block" / "w.dat").mkdir(parents=True)
     before = tree(tmp_path)
     with pytest.raises(InputError, match=r"w\.dat': it is a folder"):
-        nnef.save(everything, tmp_path / "out", overwrite=True)
+        save(everything, tmp_path / "out", overwrite=True)
     assert tree(tmp_path) == before
     (tmp_path / "folder.tgz").mkdir()
     with pytest.raises(InputError, match="is a folder: name a file"):
-        nnef.save(everything, tmp_path / "folder.tgz", overwrite=True)
+        save(everything, tmp_path / "folder.tgz", overwrite=True)
 
 
 def test_archives_store_the_graph_last_without_owner(everything, tmp_path):
-    nnef.save(everything, tmp_path / "out.tgz")
+    save(everything, tmp_path / "out.tgz")
     with tarfile.open(tmp_path / "out.tgz") as tar:
         members = tar.getmembers()
     assert members[-1].name == "graph.nnef"
@@ -183,7 +183,7 @@ def test_invalid_identifiers_are_renamed(tmp_path):
         facts={"a/b:0": Fact("scalar", (300,))},
         constants={"graph": np.ones(2, np.float32), "weights é": big},
     )
-    nnef.save(graph, tmp_path / "out")
+    save(graph, tmp_path / "out")
     again = load_native(tmp_path / "out")
     assert again.inputs == ("a_b_0_2",)
     assert again.outputs == ("t_7",)
@@ -197,7 +197,7 @@ def test_constants_unrepresentable_in_text_become_files(tmp_path):
         nodes=(node("y = add(x, nan)"),),
         constants={"nan": np.array(np.nan, np.float32)},
     )
-    nnef.save(graph, tmp_path / "out")
+    save(graph, tmp_path / "out")
     assert (tmp_path / "out" / "nan.dat").is_file()
     again = load_native(tmp_path / "out")
     assert np.isnan(again.constants["nan"])
@@ -220,7 +220,7 @@ def test_constants_unrepresentable_in_text_become_files(tmp_path):
 )  # fmt: skip
 def test_unsupported_values_are_refused_on_writing(graph, message, tmp_path):
     with raises(CmlError, message) as error:
-        nnef.save(graph, tmp_path / "out")
+        save(graph, tmp_path / "out")
     assert isinstance(error.value, (InputError, ModelError))
     assert not (tmp_path / "out").exists()
 
