@@ -101,6 +101,9 @@ def calls_on_a_lost_device(timestamps):
         "FrameScheduler.submit texture": lambda: frames(
             recurrent, {"x": cml.TextureInput(texture)}
         ),
+        "FrameScheduler.submit_tiled": lambda: scheduler.submit_tiled(
+            session, {"x": np.zeros((1, 8, 64, 64), np.float32)}, tile=24, overlap=4
+        ).wait(30),
         "Job.tensor": lambda: output.read(),
         "Job.wait": lambda: scheduler.submit(session, IMAGE).wait(30),
         "Job.copy_to_texture": lambda: picture.copy_to_texture(encoder, "y", texture, 0.5),
@@ -120,6 +123,7 @@ def calls_on_a_lost_device(timestamps):
         "Gpu": lambda: cml.Gpu(device=gpu.device),
         "Gpu.wait": lambda: gpu.wait(),
         "Session.build_ahead": lambda: deferred.build_ahead(),
+        "Session.current_program": lambda: session.current_program(),
         "FrameScheduler.describe": lambda: scheduler.describe(),
         "FrameScheduler.abandon_frame": lambda: (
             scheduler.encode(encoder),
