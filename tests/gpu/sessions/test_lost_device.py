@@ -58,8 +58,10 @@ def calls_on_a_lost_device(timestamps):
     device.destroy()
 
     def frames(session, inputs):
+        until_failed(scheduler.submit(session, inputs))
+
+    def until_failed(job):
         """Runs a job like a host that has not noticed the loss, and raises the job's error."""
-        job = scheduler.submit(session, inputs)
         for _ in turns():
             scheduler.encode(device.create_command_encoder())
             scheduler.end_frame()
@@ -101,9 +103,11 @@ def calls_on_a_lost_device(timestamps):
         "FrameScheduler.submit texture": lambda: frames(
             recurrent, {"x": cml.TextureInput(texture)}
         ),
-        "FrameScheduler.submit_tiled": lambda: scheduler.submit_tiled(
-            session, {"x": np.zeros((1, 8, 64, 64), np.float32)}, tile=24, overlap=4
-        ).wait(30),
+        "FrameScheduler.submit_tiled": lambda: until_failed(
+            scheduler.submit_tiled(
+                session, {"x": np.zeros((1, 8, 64, 64), np.float32)}, tile=24, overlap=4
+            )
+        ),
         "Job.tensor": lambda: output.read(),
         "Job.wait": lambda: scheduler.submit(session, IMAGE).wait(30),
         "Job.copy_to_texture": lambda: picture.copy_to_texture(encoder, "y", texture, 0.5),
