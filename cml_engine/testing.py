@@ -363,9 +363,10 @@ def prepare_check(
             _check_inputs(program, expected)
         for seed in range(partitions):
             arena = _run(program, inputs, random_partition(ranges, seed))
-            assert np.array_equal(arena, first_arena), (
-                f"partition {seed} of the workgroups gives other bits than the whole run"
-            )
+            if not np.array_equal(arena, first_arena):
+                raise AssertionError(
+                    f"partition {seed} of the workgroups gives other bits than the whole run"
+                )
         return worst
 
     return check
@@ -385,9 +386,9 @@ def _compare(
         tolerance = stored_tolerance(node, node_tolerance(node), layouts, node.title in in_steps)
         for name in (n for n in node.outputs if n in expected and n in actual):
             verdict = compare(actual[name], expected[name], tolerance)
-            assert verdict.ok, "; ".join(
-                filter(None, (f"{name}: {verdict.problem}", advice(node, tolerance, verdict)))
-            )
+            if not verdict.ok:
+                parts = (f"{name}: {verdict.problem}", advice(node, tolerance, verdict))
+                raise AssertionError("; ".join(filter(None, parts)))
             worst = max(worst, verdict.worst)
     return worst
 
@@ -409,9 +410,10 @@ def reference(
         results = run_stored(node, graph, layouts, values)
         for name, value in zip(node.outputs, results, strict=True):
             fact = graph.facts[name]
-            assert np.shape(value) == fact.shape, (
-                f"{node.title}: NumPy gave {np.shape(value)}, infer said {fact}"
-            )
+            if np.shape(value) != fact.shape:
+                raise AssertionError(
+                    f"{node.title}: NumPy gave {np.shape(value)}, infer said {fact}"
+                )
             values[name] = value
     return values
 
@@ -502,9 +504,8 @@ def _check_guards(program: GpuProgram, arena: Array) -> None:
         if binding.space == "arena":
             is_free[binding.offset // 4 : binding.end // 4] = False
     is_written = is_free & (arena != SENTINEL)
-    assert not is_written.any(), (
-        f"a kernel wrote outside its tensors, at word {is_written.argmax()}"
-    )
+    if is_written.any():
+        raise AssertionError(f"a kernel wrote outside its tensors, at word {is_written.argmax()}")
 
 
 def _check_inputs(program: GpuProgram, values: Mapping[str, Array]) -> None:
@@ -513,9 +514,8 @@ def _check_inputs(program: GpuProgram, values: Mapping[str, Array]) -> None:
 
     for name, place in program.plan.inputs.items():
         after = inspect.read_tensor(program, place)
-        assert np.array_equal(after, values[name], equal_nan=after.dtype.kind == "f"), (
-            f"a kernel wrote to its input '{name}'"
-        )
+        if not np.array_equal(after, values[name], equal_nan=after.dtype.kind == "f"):
+            raise AssertionError(f"a kernel wrote to its input '{name}'")
 
 
 def _array(value: CaseInput, seed: int, exact: bool = False) -> Array:
