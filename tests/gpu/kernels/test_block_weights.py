@@ -90,12 +90,16 @@ BITS = [
 ]
 
 
+#: words of the paths of kernels that read no weights in few bits
+FLOATS_ONLY = ("winograd", "conv_window")
+
+
 @pytest.mark.parametrize(("case", "bits", "software"), BITS)
 def test_kernels_read_few_bits(case, bits, software, gpu, rng):
     """Results are within the tolerance in any slicing, and the same bits as with floats.
 
-    For some sizes hardware's rules choose Winograd's kernels, which read floats only: then the
-    results are close.
+    For some sizes hardware's rules choose kernels that read floats only (:data:`FLOATS_ONLY`): then
+    the results are close.
     """
     graph, inputs = graph_of(case, bits, rng)
     if software == gpu.limits.software:
@@ -105,7 +109,8 @@ def test_kernels_read_few_bits(case, bits, software, gpu, rng):
         plan = lower(tested, limits, layouts_for(tested), PlanOptions())
         assert reads_few_bits(plan) == (tested is graph)
         results.append(GpuProgram(plan, gpu).run(inputs)["y"])
-        kernels.add("winograd" if any("winograd" in str(s.path) for s in plan.steps) else "other")
+        paths = " ".join(str(step.path) for step in plan.steps)
+        kernels.add(next((kind for kind in FLOATS_ONLY if kind in paths), "other"))
     if len(kernels) == 1:
         assert_array_equal(*results)
     else:
