@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cml_engine.io.data_folders import bundled_folder
-
-#: the folder of the kernels: inside this package in a wheel, beside it in a checkout
-KERNEL_FOLDER = bundled_folder("shaders_hlsl", "shaders_hlsl")
+#: the folder of the kernels; in a checkout a link to the folder beside the package
+KERNEL_FOLDER = Path(__file__).parents[1] / "shaders_hlsl"
 
 
 def kernel_file(path: str | Path) -> Path | None:

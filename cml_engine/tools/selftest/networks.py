@@ -13,7 +13,6 @@ from cml_engine.compiler.integer.digest import run_digest
 from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.formats.graph_builder import GraphBuilder
 from cml_engine.formats.loading import load
-from cml_engine.io.data_folders import bundled_folder
 from cml_engine.io.json_files import read_json
 from cml_engine.ir.graph import Array, Graph
 from cml_engine.ops.declaration.choice import TunedChoice, VariantTable
@@ -43,7 +42,7 @@ _RUNS = 5
 
 def models_folder() -> Path:
     """Returns the folder of the demo's trained networks."""
-    return bundled_folder("demo_game/models", "demo_game/models")
+    return Path(__file__).parents[2] / "demo_game" / "models"
 
 
 def integer_digests() -> dict[str, str]:
