@@ -73,7 +73,7 @@ PLANNING: dict[str, float] = {
         (back_off, "_LATE _GROWTH _DECAY _MOST_BACK_OFF _BELIEVED _SMOOTHED _LONGEST"),
     ),
     "TELLING_LAUNCHES": cost_model._TELLING,
-    "TELLING_SHARE": frame_timings._TELLING,
+    "TELLING_SHARE": margin._TELLING,
     "LEAST_AIM": margin.LEAST_SHARE,
     "SKIP_EVERY": back_off._SKIP_EVERY,
 }

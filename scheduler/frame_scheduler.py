@@ -56,6 +56,7 @@ from cml_engine.scheduler.planning.controller import (
     SpareBudget,
 )
 from cml_engine.scheduler.planning.cost_model import CostModel, FirstGuess
+from cml_engine.scheduler.planning.margin import TailMargin
 from cml_engine.scheduler.planning.plan import Planner, plan_frame
 from cml_engine.scheduler.planning.policy import Policy, least_laxity
 from cml_engine.scheduler.recording import Recorder, Recording
@@ -222,7 +223,7 @@ class FrameScheduler:
         share = check_share("over_share", over_share)
         self.executor: Executor = gpu.executor()
         if cost_model is None:
-            cost_model = CostModel(share, FirstGuess.for_device(self.executor.name))
+            cost_model = CostModel(FirstGuess.for_device(self.executor.name))
         self.cost_model: CostModel = check_instance(CostModel, cost_model, "cost_model")
         #: decides the slices of a frame; replaced for comparisons
         self.planner: Planner = plan_frame
@@ -275,8 +276,8 @@ class FrameScheduler:
                 "max_groups": self.executor.max_groups,
                 "policy": self.policy.__name__,
                 "cost_model": self.cost_model.to_json(),
-                "tail": self.cost_model.tail.frames,
-                "over_share": self.cost_model.tail.share,
+                "tail": self.controller.margin.frames,
+                "over_share": self.controller.margin.share,
                 "clock_source": self.executor.clock_source,
                 "feedback": asdict(self._timing.back_off),
                 "frame": self.frame,
@@ -295,9 +296,8 @@ class FrameScheduler:
             raise InputError(f"options is {options!r}; wanted the options of a recording, a dict")
         if missing := _RESUMED - options.keys():
             raise InputError(f"the options of a recording lack {', '.join(sorted(missing))}")
-        self.cost_model = CostModel.from_json(options["cost_model"], options["over_share"])
-        for frame in options["tail"]:
-            self.cost_model.tail.remember(*frame)
+        self.cost_model = CostModel.from_json(options["cost_model"])
+        self.controller.margin = TailMargin(options["over_share"], options["tail"])
         self._timing.back_off = BackOff(**options["feedback"])
         self.frame = options["frame"]
         self.lifecycle.pace = self._pace()
@@ -484,7 +484,7 @@ class FrameScheduler:
 
     def _allowed(self) -> tuple[float, float]:
         """Returns the next frame's budget, and the predicted time to plan for, both in ms."""
-        return self.controller.plan(self.budget, self.cost_model, self._timing.back_off.factor)
+        return self.controller.plan(self.budget, self._timing.back_off.factor)
 
     @property
     def next_budget_ms(self) -> float:
@@ -609,7 +609,7 @@ class FrameScheduler:
             measured = self._timing.ended(timings, now, self.cost_model)
             self.lifecycle.copy_costs.learn(self.executor.take_copies())
             for report in measured:
-                self.controller.measured(report.frame, report.measured_ms or 0.0)
+                self.controller.measured(report)
             self.controller.learn()
             self.lifecycle.pace = self._pace()
             self.lifecycle.update_work_left()

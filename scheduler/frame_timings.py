@@ -14,8 +14,6 @@ from cml_engine.scheduler.planning.cost_model import CostModel, FirstGuess
 from cml_engine.scheduler.planning.plan import PlannedSlice
 from cml_engine.scheduler.reports import FrameReport, GroupTime
 
-#: a frame whose prediction is below this share of the budget says nothing about the tail
-_TELLING = 0.25
 #: if all costs are settled, one frame in this number has slices timed one by one, because each
 #: timing makes the device wait for the work before it (50 µs on a software driver)
 _APART_EVERY = 16
@@ -139,11 +137,6 @@ def _confirm_guesses(groups: Sequence[Sequence[tuple[StepCost, int]]], model: Co
 def _learn_frame(entry: _InFlight, model: CostModel) -> FrameReport:
     report = entry.report
     report.measured_ms = sum(entry.ms.values())
-    # a wrong first guess does not mean that the device is noisy, and a frame that was not planned
-    # says nothing about how well plans are met
-    predictable = report.planned and all(part.settled for part in report.slices)
-    if predictable and report.predicted_ms > _TELLING * report.aim_ms:
-        model.learn_frame(report.predicted_ms, report.measured_ms, report.budget_ms)
     first = 0
     for index, parts in enumerate(entry.groups):
         ms = entry.ms[index]

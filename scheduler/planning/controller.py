@@ -28,7 +28,7 @@ wall clock, any of these    as above        as above  as above    on time or lat
 ==========================  ==============  ========  ==========  ==============================
 
 A fixed budget needs no price: its plan is the largest that is kept in all but ``over_share`` of the
-frames (:class:`TailMargin`). The last row needs an estimator of its own, :class:`BackOff`: a
+frames (``margin.py``). The last row needs an estimator of its own, :class:`BackOff`: a
 display hides how long a frame took within its interval, and a distribution of a hidden value
 cannot be learned.
 """
@@ -42,8 +42,7 @@ from dataclasses import dataclass
 
 from cml_engine.scheduler.clock import check_number, is_ms
 from cml_engine.scheduler.executor import WALL_CLOCK, Executor
-from cml_engine.scheduler.planning.cost_model import CostModel
-from cml_engine.scheduler.planning.margin import MEDIAN_FRAMES, RunningMedian
+from cml_engine.scheduler.planning.margin import TailMargin
 from cml_engine.scheduler.reports import FrameReport
 
 #: a frame longer than usual by this factor is late, not just jitter
@@ -208,6 +207,37 @@ class SpareBudget:
             check_number(name, getattr(self, name))
 
 
+#: the number of values in a running median, and in a row that raise it
+_MEDIAN_FRAMES, _RAISING = 15, 3
+
+
+class _RunningMedian:
+    """The median of the last values, or the least of the last three if that is more.
+
+    It follows lasting changes, upwards at once, and ignores single values.
+    """
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque(maxlen=_MEDIAN_FRAMES)
+        self.value = 0.0
+
+    def add(self, value: float) -> None:
+        """Adds a value and updates :attr:`value`."""
+        self._last.append(value)
+        recent = list(self._last)
+        self.value = max(sorted(recent)[len(recent) // 2], min(recent[-_RAISING:]))
+
+    @property
+    def is_known(self) -> bool:
+        """True if there were at least three values."""
+        return len(self._last) >= _RAISING
+
+    def forget(self) -> None:
+        """Adds the smallest remembered value again, which lowers a median that may be old."""
+        if self._last:
+            self.add(min(self._last))
+
+
 class _Excess:
     """The excesses of the last frames, and how often one is longer than a given time."""
 
@@ -260,13 +290,13 @@ class FrameController:
         self._share, self._reports_elapsed = share, reports_elapsed
         self._excess = _Excess()
         self._log_price = math.log(_PRICE)
-        self._expected = RunningMedian()
+        self._expected = _RunningMedian()
         self._is_delayed = False
         self._last_ms = 0.0
         self._elapsed: deque[float] = deque(maxlen=_ELAPSED_FRAMES)
         self._slow = 1.0
         self._elapsed_ms = self._target_ms = self._least_ms = 0.0
-        self._frames: deque[_Frame] = deque(maxlen=MEDIAN_FRAMES)
+        self._frames: deque[_Frame] = deque(maxlen=_MEDIAN_FRAMES)
         self._silent = self._since_baseline = 0
         #: guaranteed work that was not done yet
         self._owed_ms = 0.0
@@ -304,7 +334,7 @@ class FrameController:
     @property
     def is_known(self) -> bool:
         """True if enough recent frame times are known, or the host reports elapsed times."""
-        recent = self._expected.is_known and self._silent <= 2 * MEDIAN_FRAMES
+        recent = self._expected.is_known and self._silent <= 2 * _MEDIAN_FRAMES
         return self._reports_elapsed or recent
 
     @property
@@ -522,7 +552,9 @@ class BudgetController:
     def __init__(self, frame_ms: float, share: float, executor: Executor) -> None:
         self._last = FrameController(share, reports_elapsed=True)
         self._beside = FrameController(share, reports_elapsed=False)
-        self._rendered: deque[_Rendered] = deque(maxlen=MEDIAN_FRAMES)
+        #: the part of a fixed budget that a plan leaves free
+        self.margin = TailMargin(share)
+        self._rendered: deque[_Rendered] = deque(maxlen=_MEDIAN_FRAMES)
         #: True if the host reports whole frames, not only render times
         self._whole_frames = False
         #: the number of invalid times that were ignored
@@ -564,9 +596,7 @@ class BudgetController:
         planned_ms = (self._current is self._last and self._last.usual_ms) or aim_ms
         return planned_ms / self._frame_ms
 
-    def plan(
-        self, budget: FixedBudget | SpareBudget, model: CostModel, back_off: float
-    ) -> tuple[float, float]:
+    def plan(self, budget: FixedBudget | SpareBudget, back_off: float) -> tuple[float, float]:
         """Returns the milliseconds that the next frame's networks may take, and those to plan for.
 
         ``back_off`` divides the plan. A budget that is not a number is replaced by the last
@@ -574,10 +604,10 @@ class BudgetController:
         """
         if isinstance(budget, FixedBudget):
             ms = float(budget.ms) if is_ms(budget.ms) else self._budget_ms
-            return ms, model.aim_ms(ms) / back_off if budget.aim_ms is None else budget.aim_ms
+            return ms, self.margin.aim_ms(ms) / back_off if budget.aim_ms is None else budget.aim_ms
         current = self._current
         if not current.is_known:
-            return budget.least_ms, model.aim_ms(budget.least_ms) / back_off
+            return budget.least_ms, self.margin.aim_ms(budget.least_ms) / back_off
         allowed_ms = max(current.room_ms, current.aim_ms)
         return min(budget.ceiling_ms, allowed_ms), min(budget.ceiling_ms, current.aim_ms / back_off)
 
@@ -642,11 +672,12 @@ class BudgetController:
             return None
         return min(float(ms), _LONGEST * self._frame_ms)
 
-    def measured(self, frame: int, ms: float) -> None:
-        """Records the measured milliseconds of the networks of frame number ``frame``."""
+    def measured(self, report: FrameReport) -> None:
+        """Learns from the measured milliseconds of the networks of a frame."""
+        self.margin.learn_frame(report)
         for entry in self._rendered:
-            if entry.number == frame:
-                entry.networks_ms = ms
+            if entry.number == report.frame:
+                entry.networks_ms = report.measured_ms or 0.0
 
     def learn(self) -> None:
         """Learns from the frames whose render time and networks' time are both known.

@@ -7,8 +7,7 @@ device is full, and linear from there.
 
 A step learns only from times that tell its cost apart: its own, or the time of a group in which
 the costs of all others are known. The time of a group is never divided by predictions, because
-that would confirm every proportion of a wrong guess. The spread of whole frames is kept in
-:class:`cml_engine.scheduler.planning.margin.TailMargin`.
+that would confirm every proportion of a wrong guess.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from typing import Any
 from cml_engine.compiler.plan import StepCost
 from cml_engine.io import write_atomically
 from cml_engine.io.json_files import JsonObject, finite, read_json
-from cml_engine.scheduler.planning.margin import TailMargin
 
 #: the least value of a divisor
 _LEAST = 1e-9
@@ -279,7 +277,6 @@ class CostModel:
 
     Parameters
     ----------
-    share : the share of frames that may exceed the budget; the margin is chosen for it.
     guess : the assumed speed of steps that were never measured.
 
     Examples
@@ -291,7 +288,7 @@ class CostModel:
     0.5
     """
 
-    def __init__(self, share: float = 0.01, guess: FirstGuess | None = None) -> None:
+    def __init__(self, guess: FirstGuess | None = None) -> None:
         self.guess = guess or FirstGuess()
         self._curves: dict[str, _Curve] = {}
         #: logarithms of measured over guessed times, of the steps measured last for the first time
@@ -302,7 +299,6 @@ class CostModel:
         self._launch_ms = math.inf
         self._drift = 0.0
         self._error = _CLIP  # the usual difference of measurements from predictions
-        self.tail = TailMargin(share)
         #: the number of lessons; predictions change only when it does
         self.lessons = 0
 
@@ -415,11 +411,6 @@ class CostModel:
         self._drift += _DRIFT_WEIGHT * _clipped(error, _LITTLE + _USUAL * self._error)
         self._error += _DRIFT_WEIGHT * (abs(error) - self._error)
 
-    def learn_frame(self, predicted_ms: float, measured_ms: float, budget_ms: float) -> None:
-        """Learns the spread of frame times: a full frame took ``measured_ms``."""
-        if predicted_ms > 0 and measured_ms > 0 and math.isfinite(predicted_ms + measured_ms):
-            self.tail.learn(predicted_ms, measured_ms, budget_ms)
-
     @property
     def drift(self) -> float:
         """The factor by which the whole device is slower now than when its steps were learned.
@@ -427,10 +418,6 @@ class CostModel:
         1.3 means 30 % (clocks, heat, other programs). Every prediction includes it.
         """
         return math.exp(self._drift)
-
-    def aim_ms(self, budget_ms: float) -> float:
-        """Returns the predicted ms to plan for, so that frames rarely exceed ``budget_ms``."""
-        return self.tail.aim_ms(budget_ms)
 
     def samples(self, key: str, count: int | None = None) -> int:
         """Returns the number of measurements of a step key, or of about ``count`` workgroups."""
@@ -464,7 +451,7 @@ class CostModel:
         }
 
     @classmethod
-    def from_json(cls, data: object, share: float = 0.01) -> CostModel:
+    def from_json(cls, data: object) -> CostModel:
         """Returns a model that predicts like the one whose :meth:`to_json` returned ``data``.
 
         Raises ``ValueError`` for anything else.
@@ -472,7 +459,7 @@ class CostModel:
         if not isinstance(data, Mapping) or data.get("format") != _FORMAT:
             raise ValueError(f"not a cost table (wanted format '{_FORMAT}')")
         try:
-            model = cls(share, FirstGuess.from_json(data["guess"]))
+            model = cls(FirstGuess.from_json(data["guess"]))
             model._ratios.clear()
             model._ratios.extend(finite(ratio, -_MOST_LOG, _MOST_LOG) for ratio in data["ratios"])
             if data["launch_ms"] is not None:
@@ -490,13 +477,13 @@ class CostModel:
         write_atomically(path, json.dumps(self.to_json(), indent=1))
 
     @classmethod
-    def load(cls, path: Path, share: float = 0.01, guess: FirstGuess | None = None) -> CostModel:
+    def load(cls, path: Path, guess: FirstGuess | None = None) -> CostModel:
         """Returns a model with the costs in a file, or a new one with ``guess`` without a file.
 
         A file that cannot be used causes a warning and also gives a new model.
         """
         try:
-            return cls.from_json(read_json(path), share)
+            return cls.from_json(read_json(path))
         except (FileNotFoundError, NotADirectoryError):
             pass
         except (OSError, ValueError) as error:
@@ -505,7 +492,7 @@ class CostModel:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        return cls(share, guess)
+        return cls(guess)
 
 
 def _curve_of(rows: Iterable[Sequence[Any]]) -> _Curve:

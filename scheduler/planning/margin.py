@@ -1,18 +1,21 @@
-"""The statistics behind a plan: a running median, and the margin for the tail of the excess."""
+"""The margin of a fixed budget: what frames take beyond their prediction is left free."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Iterable
 
-#: the number of values in a running median, and in a row that raise it
-MEDIAN_FRAMES, _RAISING = 15, 3
+from cml_engine.scheduler.reports import FrameReport
+
 #: the share of the allowed frames over budget that the margin aims at: the quantile is an estimate
 _AIMED_SHARE = 0.8
 #: the least plan as a share of the budget: a frame over budget with less work is not late because
 #: of that work
 LEAST_SHARE = 0.125
+#: a frame whose prediction is below this share of its plan says nothing about the tail
+_TELLING = 0.25
 #: a frame smaller than this share of its budget counts as one of this size, because its excess is
 #: not expected to grow with the size of the next frame
 _SMALL = 0.25
@@ -20,33 +23,6 @@ _SMALL = 0.25
 _ENOUGH = 8
 #: recent frames that count, and the divisor of a budget until enough frames are known
 WINDOW, PRIOR = 1200, 1.3
-
-
-class RunningMedian:
-    """The median of the last values, or the least of the last three if that is more.
-
-    It follows lasting changes, upwards at once, and ignores single values.
-    """
-
-    def __init__(self) -> None:
-        self._last: deque[float] = deque(maxlen=MEDIAN_FRAMES)
-        self.value = 0.0
-
-    def add(self, value: float) -> None:
-        """Adds a value and updates :attr:`value`."""
-        self._last.append(value)
-        recent = list(self._last)
-        self.value = max(sorted(recent)[len(recent) // 2], min(recent[-_RAISING:]))
-
-    @property
-    def is_known(self) -> bool:
-        """True if there were at least three values."""
-        return len(self._last) >= _RAISING
-
-    def forget(self) -> None:
-        """Adds the smallest remembered value again, which lowers a median that may be old."""
-        if self._last:
-            self.add(min(self._last))
 
 
 class TailMargin:
@@ -61,12 +37,17 @@ class TailMargin:
     Parameters
     ----------
     share : the share of frames that may go over.
+    frames : earlier :attr:`frames` to begin with.
     """
 
-    def __init__(self, share: float = 0.01) -> None:
+    def __init__(
+        self, share: float = 0.01, frames: Iterable[tuple[float, float, bool]] = ()
+    ) -> None:
         self.share, self._aimed = share, _AIMED_SHARE * share
         self._recent: deque[tuple[float, float, bool]] = deque(maxlen=WINDOW)
         self._sorted: list[float] = []
+        for frame in frames:
+            self._remember(*frame)
 
     @property
     def frames(self) -> list[tuple[float, float, bool]]:
@@ -97,14 +78,28 @@ class TailMargin:
         extrapolation = 0.5 * (self._sorted[-1] - median) * (1 - count * self._aimed)
         return self._sorted[-1] + max(0.0, extrapolation)
 
+    def learn_frame(self, report: FrameReport) -> None:
+        """Learns from a measured frame, if its budget limited it and its costs were settled.
+
+        A wrong first guess does not mean that the device is noisy, and a frame that was not planned
+        says nothing about how well plans are met.
+        """
+        is_settled = report.planned and all(part.settled for part in report.slices)
+        if is_settled and report.predicted_ms > _TELLING * report.aim_ms:
+            self.learn(report.predicted_ms, report.measured_ms or 0.0, report.budget_ms)
+
     def learn(self, predicted_ms: float, measured_ms: float, budget_ms: float) -> None:
-        """Learns that a full frame took ``measured_ms`` with a budget of ``budget_ms``."""
+        """Learns that a full frame took ``measured_ms`` with a budget of ``budget_ms``.
+
+        Invalid times are ignored.
+        """
+        if not (predicted_ms > 0 and measured_ms > 0 and math.isfinite(predicted_ms + measured_ms)):
+            return
         lift_ms = max(0.0, _SMALL * budget_ms - predicted_ms)
         hopeless = measured_ms - predicted_ms > budget_ms
-        self.remember(predicted_ms + lift_ms, measured_ms + lift_ms, hopeless)
+        self._remember(predicted_ms + lift_ms, measured_ms + lift_ms, hopeless)
 
-    def remember(self, predicted_ms: float, measured_ms: float, hopeless: bool = False) -> None:
-        """Adds an entry to :attr:`frames`; the oldest entry may drop out."""
+    def _remember(self, predicted_ms: float, measured_ms: float, hopeless: bool) -> None:
         if len(self._recent) == self._recent.maxlen:
             del self._sorted[bisect_left(self._sorted, self._excess(*self._recent[0]))]
         self._recent.append((predicted_ms, measured_ms, hopeless))

@@ -297,7 +297,7 @@ def _control(session: Session, scheduler: FrameScheduler, budget_ms: float) -> l
     costs = network_of(session).step_costs()
     model = scheduler.cost_model
     index = max(range(len(costs)), key=lambda i: model.predict_ms(costs[i], costs[i].groups))
-    aim = model.aim_ms(budget_ms)
+    aim = scheduler.controller.margin.aim_ms(budget_ms)
     count = model.groups_within(costs[index], costs[index].groups, aim) or 1
     granule = scheduler.executor.granule
     count = max(1, count - count % granule if count > granule else count)
@@ -353,5 +353,5 @@ def _report(
         predicted_error_median=median(errors) if errors else 0.0,
         scheduler_cpu_ms_per_frame=median(loop.cpu) if loop.cpu else 0.0,
         encode_cpu_ms_per_frame=median(loop.encode_cpu) if loop.encode_cpu else 0.0,
-        margin=budget / model.aim_ms(budget) if budget else 1.0,
+        margin=budget / scheduler.controller.margin.aim_ms(budget) if budget else 1.0,
     )

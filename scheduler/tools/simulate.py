@@ -22,6 +22,7 @@ from cml_engine.scheduler.executor import Executor, Handle
 from cml_engine.scheduler.frame_scheduler import FrameScheduler
 from cml_engine.scheduler.jobs.job import Job
 from cml_engine.scheduler.planning.cost_model import CostModel
+from cml_engine.scheduler.planning.margin import TailMargin
 from cml_engine.scheduler.planning.plan import Planner, operators_per_frame, plan_frame
 from cml_engine.scheduler.planning.policy import Policy, by_priority, least_laxity
 from cml_engine.scheduler.reports import FrameReport
@@ -390,6 +391,7 @@ def simulate(
     policy: Policy = least_laxity,
     planner: Planner = plan_frame,
     cost_model: CostModel | None = None,
+    margin: TailMargin | None = None,
     seed: int = 0,
     speed: float = 1.0,
     gpu: SimGpu | None = None,
@@ -397,8 +399,8 @@ def simulate(
     """Runs the scheduler on a simulated device for ``frames`` frames and returns times and jobs.
 
     ``requests`` are the jobs to submit. The device is ``gpu``, by default one with this ``noise``
-    and ``speed``. A frame takes ``frame_ms``, or longer if rendering
-    (``render_ms`` of its number) and inference need more.
+    and ``speed``; ``margin`` replaces the scheduler's. A frame takes ``frame_ms``, or longer if
+    rendering (``render_ms`` of its number) and inference need more.
     """
     clock = VirtualClock()
     gpu = gpu or SimGpu(noise, seed=seed, speed=speed)
@@ -406,6 +408,7 @@ def simulate(
         gpu, frame_ms, budget_ms, policy=policy, clock=clock, cost_model=cost_model
     )
     scheduler.planner = planner
+    scheduler.controller.margin = margin or scheduler.controller.margin
     outcome = SimulatedRun(name, budget_ms)
     due_ms = [request.at_ms for request in requests]
     for frame in range(frames):

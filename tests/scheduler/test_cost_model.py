@@ -11,6 +11,7 @@ from cml_engine import FrameScheduler
 from cml_engine.io import json_files as json_files
 from cml_engine.scheduler import CostModel, VirtualClock
 from cml_engine.scheduler.planning.cost_model import _DEFAULTS, FirstGuess
+from cml_engine.scheduler.planning.margin import TailMargin
 from cml_engine.scheduler.planning.plan import operators_per_frame, plan_frame
 from cml_engine.scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep
 from tests.fixtures import hostile_json
@@ -209,13 +210,13 @@ def test_a_step_too_short_for_the_clock_is_settled():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
 def test_invalid_times_do_not_change_predictions(value):
-    model, step = taught()
-    before = model.predict_ms(step, 64), model.aim_ms(4.0)
+    (model, step), margin = taught(), TailMargin()
+    before = model.predict_ms(step, 64), margin.aim_ms(4.0)
     model.learn([(step, 64)], value)
     for _ in range(20):
-        model.learn_frame(1.0, value, 4.0)
-        model.learn_frame(value, 1.0, 4.0)
-    assert (model.predict_ms(step, 64), model.aim_ms(4.0)) == before
+        margin.learn(1.0, value, 4.0)
+        margin.learn(value, 1.0, 4.0)
+    assert (model.predict_ms(step, 64), margin.aim_ms(4.0)) == before
 
 
 def test_shipped_cost_tables_state_their_source():

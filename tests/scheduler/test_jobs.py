@@ -12,7 +12,7 @@ from cml_engine.errors import InputError
 from cml_engine.scheduler import AdmissionError, VirtualClock, by_priority
 from cml_engine.scheduler.clock import SteadyClock
 from cml_engine.scheduler.tools.simulate import Arrival, SimGpu, simulate
-from tests.fixtures.frames.simulated import FRAME, Loop, network, taught
+from tests.fixtures.frames.simulated import FRAME, Loop, exact_margin, network, taught
 
 
 def test_long_job_takes_the_predicted_number_of_frames():
@@ -45,7 +45,9 @@ def test_three_periodic_models_meet_feasible_deadlines():
         Arrival(net, period_ms=period, deadline_ms=period)
         for net, period in zip(nets, periods, strict=True)
     ]
-    outcome = simulate(requests, 3000, budget_ms=4.0, cost_model=taught(*nets, exact=True))
+    outcome = simulate(
+        requests, 3000, budget_ms=4.0, cost_model=taught(*nets), margin=exact_margin()
+    )
     held, due = outcome.deadlines_met
     assert due > 650 and held == due
 
@@ -60,8 +62,10 @@ def test_no_job_starves_in_an_overloaded_half_hour():
         Arrival(greedy, period_ms=500.0, deadline_ms=400.0, priority=5.0, slot="g"),
         Arrival(humble, period_ms=20_000.0, priority=0.1),
     ]
-    known = taught(greedy, humble, exact=True)
-    outcome = simulate(requests, 9000, budget_ms=40.0, frame_ms=200.0, cost_model=known)
+    outcome = simulate(
+        requests, 9000, budget_ms=40.0, frame_ms=200.0, cost_model=taught(greedy, humble),
+        margin=exact_margin(),
+    )  # fmt: skip
     done = Counter(job.name for job in outcome.jobs if job.state == "done")
     assert done["humble"] >= 50 and done["greedy"] >= 500
 

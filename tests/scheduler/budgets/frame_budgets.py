@@ -154,7 +154,7 @@ def ours(
     """
     steps = [SimStep(f"k{i}", 2000, 0.004) for i in range(12)]
     nets = [SimNetwork(name, steps) for name in "ab"]
-    model = CostModel(share)
+    model = CostModel()
     for step in steps:
         for count in (1, 32, step.groups):
             for _ in range(6):

@@ -47,18 +47,12 @@ class ExactTail(TailMargin):
         return budget_ms / self._given
 
 
-def exact_model(net, factor=None):
-    """Returns a cost model that knows the network's true costs, with an :class:`ExactTail` of
-    ``factor``.
-
-    Without a factor the margin is learned.
-    """
+def exact_model(net):
+    """Returns a cost model that knows the network's true costs."""
     model = CostModel()
     for step in net.steps:
         for count in 15 * [1, step.groups]:
             model.learn([(step, count)], count * step.ms_per_group)
-    if factor is not None:
-        model.tail = ExactTail(factor)
     return model
 
 
@@ -73,7 +67,7 @@ def endless(net):
 def test_exact_costs_never_exceed_the_budget_and_use_it():
     net = network()
     outcome = simulate(
-        endless(net), 2000, budget_ms=BUDGET, cost_model=exact_model(net, factor=1.0)
+        endless(net), 2000, budget_ms=BUDGET, cost_model=exact_model(net), margin=ExactTail(1.0)
     )
     assert outcome.over_share == 0
     assert outcome.budget_used >= 0.95
@@ -96,7 +90,10 @@ def test_budget_is_kept_under_noise_near_the_best_fixed_margin(common, seed):
     assert ours.over_share <= 0.01
 
     def fixed(factor):
-        return simulate(endless(net), FRAMES // 4, cost_model=exact_model(net, factor), **options)
+        return simulate(
+            endless(net), FRAMES // 4, cost_model=exact_model(net), margin=ExactTail(factor),
+            **options,
+        )  # fmt: skip
 
     def is_kept(factor):  # by all larger factors too, which do less work
         return fixed(factor).over_share <= 0.01
@@ -123,11 +120,10 @@ def test_hitches_leave_a_part_of_the_budget_to_the_networks(hitch_ms, share, use
 def test_after_hitches_the_budget_is_used_again():
     """At least 80 % of the budget is used some thousand frames after the last hitch."""
     net = network()
-    model = CostModel()
+    learned = {"budget_ms": BUDGET, "cost_model": CostModel(), "margin": TailMargin()}
     noise = Noise(0.03, 0.03, hitch_ms=6.0, hitch_share=0.05)
-    simulate(endless(net), 1500, budget_ms=BUDGET, noise=noise, cost_model=model)
-    calm = Noise(0.03, 0.03)
-    after = simulate(endless(net), 3000, budget_ms=BUDGET, noise=calm, cost_model=model)
+    simulate(endless(net), 1500, noise=noise, **learned)
+    after = simulate(endless(net), 3000, noise=Noise(0.03, 0.03), **learned)
     assert sum(after.inference_ms[-500:]) / 500 >= 0.8 * BUDGET
 
 

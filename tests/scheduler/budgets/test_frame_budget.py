@@ -4,10 +4,8 @@ import random
 
 import pytest
 
-from cml_engine import FrameScheduler
-from cml_engine.scheduler import VirtualClock
 from cml_engine.scheduler.planning.controller import FrameController
-from cml_engine.scheduler.tools.simulate import SimGpu
+from cml_engine.scheduler.planning.margin import TailMargin
 from tests.scheduler.budgets import frame_budgets
 from tests.scheduler.budgets.frame_budgets import FRAME_MS, WARM_UP, best_constant, ours
 
@@ -165,10 +163,10 @@ def test_missing_frame_times_are_detected():
 
 
 def test_hitches_beyond_a_fixed_budget_do_not_reduce_it():
-    model = FrameScheduler(SimGpu(), budget_ms=4.0, clock=VirtualClock()).cost_model
+    margin = TailMargin()
     for number in range(600):
-        model.learn_frame(3.0, 3.0 + (number % 20 == 3) * 9.0, 4.0)
-    assert model.aim_ms(4.0) == pytest.approx(4.0, rel=0.05)
+        margin.learn(3.0, 3.0 + (number % 20 == 3) * 9.0, 4.0)
+    assert margin.aim_ms(4.0) == pytest.approx(4.0, rel=0.05)
     for number in range(1200):
-        model.learn_frame(3.0, 3.0 + (number % 20 == 3) * 2.0, 4.0)
-    assert model.aim_ms(4.0) < 2.5
+        margin.learn(3.0, 3.0 + (number % 20 == 3) * 2.0, 4.0)
+    assert margin.aim_ms(4.0) < 2.5
