@@ -17,7 +17,7 @@ from difflib import SequenceMatcher, get_close_matches
 from itertools import islice
 from typing import Any, Literal, TypeVar
 
-from cml_engine.errors import InputError
+from cml_engine.errors import InputError, Source
 
 #: the names of ``cml.CompileOptions.preset``
 Preset = Literal["shipping", "debug", "smallest"]
@@ -285,6 +285,21 @@ def resolve_shapes(
         resolved.setdefault(next(iter(inputs)), unnamed)
     check_inputs_exist(resolved, inputs, model)
     return resolved
+
+
+def check_rank(
+    name: str, requested_shape: tuple[int, ...], rank: int, stated_text: str, source: Source | None
+) -> None:
+    """Raises :class:`InputError` unless an input's requested shape has ``rank`` extents.
+
+    ``stated_text`` is the model's shape, for the message.
+    """
+    if len(requested_shape) != rank:
+        raise InputError(
+            f"the shape {list(requested_shape)} of '{name}' has {len(requested_shape)} extents, "
+            f"the model wants {stated_text}",
+            source,
+        )
 
 
 def check_inputs_exist(names: Iterable[str], inputs: Mapping[str, object], model: str) -> None:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias, cast
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 import numpy as np
 
+from cml_engine.compiler.passes.cleanup import eliminate_dead_code
+from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.errors import CmlError, InputError, ModelError, Source
-from cml_engine.formats.builder import ImportBuilder, rename_in_graph, rename_tensors
-from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph, Node
-from cml_engine.nnef.expansion.compose import compose
+from cml_engine.errors.arguments import check_rank, resolve_shapes
+from cml_engine.formats import import_builder
+from cml_engine.formats.builder import rename_in_graph, rename_tensors
+from cml_engine.formats.loading import expand, registered_declarations
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph, Node, Origin, Shapes
+from cml_engine.nnef.expansion.compose import to_identifier
+from cml_engine.nnef.expansion.library import Library
 from cml_engine.nnef.expansion.signatures import (
     Param,
     Signature,
@@ -21,13 +28,14 @@ from cml_engine.nnef.expansion.signatures import (
     unknown_operator,
 )
 from cml_engine.nnef.expansion.values import TensorRef
-from cml_engine.nnef.files.sources import MemoryModel
-from cml_engine.nnef.text.printer import print_document
+from cml_engine.ops.declaration.registry import is_registered, lookup
 
 if TYPE_CHECKING:
     from cml_engine.formats.operator_methods import OperatorMethods
 else:
     OperatorMethods = object
+
+T = TypeVar("T")
 
 #: a tensor of the graph, a number, or an array that becomes a constant of the graph
 Operand: TypeAlias = "Tensor | float | Array"
@@ -101,11 +109,9 @@ class GraphBuilder(OperatorMethods):
     """
 
     def __init__(self, name: str = "network") -> None:
-        from cml_engine.formats import import_builder
-
         self.name = name
-        self._construction: ImportBuilder = import_builder()
-        self._original: Graph | None = None
+        self._construction = import_builder()
+        self._original = Graph(name, (), (), (), {})
         self._outputs: dict[str, str] = {}
 
     def input(self, name: str, shape: Sequence[int], dtype: str = "scalar") -> Tensor:
@@ -182,24 +188,22 @@ class GraphBuilder(OperatorMethods):
         Without keywords an edited graph keeps its outputs. Nodes and inputs that no output needs
         are left out.
         """
-        from cml_engine.compiler.passes.cleanup import eliminate_dead_code
-
         output_tensors = {name: t.name for name, t in outputs.items()} or self._outputs
         if not output_tensors:
             raise InputError("a graph has no outputs: name them, as in builder.graph(out=y)")
-        construction, original = (
-            self._construction,
-            self._original or Graph(self.name, (), (), (), {}),
-        )
+        construction, original = self._construction, self._original
         names = self._output_names(output_tensors)
         unpruned = original.with_(
-            name=self.name,
+            name=to_identifier(self.name, "t_"),
             inputs=tuple(construction.inputs),
             nodes=tuple(construction.nodes),
             facts=construction.facts,
             constants=construction.constants,
             labels=construction.labels,
             sources=construction.sources,
+            unfused=(),
+            quantization={},
+            optional=frozenset(),
         )
         unpruned = rename_in_graph(unpruned, names)
         copies = [  # of inputs, and of tensors that are two outputs
@@ -207,19 +211,27 @@ class GraphBuilder(OperatorMethods):
             for name, tensor in output_tensors.items()
             if names.get(tensor, tensor) != name
         ]
-        facts = {
-            **unpruned.facts,
-            **{name: construction.facts[tensor] for name, tensor in output_tensors.items()},
-        }
         nodes = (*unpruned.nodes, *copies)
-        graph = eliminate_dead_code(
-            unpruned.with_(outputs=tuple(output_tensors), nodes=nodes, facts=facts)
-        )
+        graph = eliminate_dead_code(unpruned.with_(outputs=tuple(output_tensors), nodes=nodes))
         used_names = {name for node in graph.nodes for name in node.reads} | {*graph.persistent}
-        graph = graph.with_(inputs=tuple(name for name in graph.inputs if name in used_names))
-        if not graph.inputs:
+
+        def of_used(values: Mapping[str, T]) -> dict[str, T]:
+            renamed = {names.get(name, name): value for name, value in values.items()}
+            return {name: value for name, value in renamed.items() if name in used_names}
+
+        inputs = tuple(name for name in graph.inputs if name in used_names)
+        if not inputs:
             raise ModelError(f"'{self.name}' has no inputs that its outputs depend on")
-        return _reloaded(graph)
+        library = Library(is_registered, {**registered_declarations(), **original.declarations})
+        graph = graph.with_(
+            inputs=inputs,
+            declarations=library.used_declarations(node.op for node in graph.nodes),
+            unfused=tuple(of_used(dict.fromkeys(original.unfused))),
+            input_ranges=of_used(original.input_ranges),
+            sliders=of_used(original.sliders),
+            defaults=of_used(original.defaults),
+        )
+        return Origin(partial(_at_shapes, graph)).at({})
 
     def _output_names(self, output_tensors: Mapping[str, str]) -> dict[str, str]:
         """Returns the renamings, from old to new tensor name, that give the outputs their names.
@@ -249,8 +261,6 @@ class GraphBuilder(OperatorMethods):
         attrs: Mapping[str, object],
         source: Source,
     ) -> Tensor | tuple[Tensor, ...]:
-        from cml_engine.formats.loading import expand
-
         try:
             inputs: list[str] = []
             params = _signature_of(op).params
@@ -335,8 +345,6 @@ def _caller() -> Source:
 
 
 def _signature_of(op: str) -> Signature:
-    from cml_engine.ops.declaration.registry import is_registered, lookup
-
     if is_registered(op) and (text := lookup(op).signature) and lookup(op).is_custom:
         return declared_signature(text, f"<declaration of {op}>")
     names = operator_signatures().keys() - {"external", "variable", "update"}
@@ -349,13 +357,12 @@ def _gives_array(op: str) -> bool:
     return _signature_of(op).results[0].type.kind == "array"
 
 
-def _reloaded(graph: Graph) -> Graph:
-    """Returns the graph as it is after saving it as NNEF in memory and loading it again.
-
-    Unlike the graph that was built, it can be reshaped.
-    """
-    from cml_engine.formats.loading import load, registered_declarations
-
-    composed = compose(graph, {**registered_declarations(), **graph.declarations})
-    text = print_document(composed.document)
-    return load(MemoryModel(text, composed.tensors, name=graph.name))
+def _at_shapes(graph: Graph, shapes: Shapes) -> Graph:
+    """Returns the graph with other shapes of inputs, by name, and with the facts inferred again."""
+    facts = dict(graph.facts)
+    stated_shapes = {name: list(facts[name].shape) for name in graph.inputs}
+    for name, shape in resolve_shapes(shapes, stated_shapes, graph.name).items():
+        stated = stated_shapes[name]
+        check_rank(name, shape, len(stated), str(stated), graph.sources.get(name))
+        facts[name] = Fact(facts[name].dtype, shape)
+    return infer_facts(graph.with_(facts=facts))

@@ -16,7 +16,7 @@ from cml_engine.errors import (
     UnsupportedOp,
     located,
 )
-from cml_engine.errors.arguments import check_known_names, resolve_shapes
+from cml_engine.errors.arguments import check_known_names, check_rank, resolve_shapes
 from cml_engine.ir.dependencies import Dependencies, outputs_advice
 from cml_engine.ir.graph import Fact, Graph, Shapes
 from cml_engine.ir.integer_rule import RULE_VERSION
@@ -400,7 +400,7 @@ class Externals:
         line = self._lines.get(name)
         if line is None:
             return
-        _check_rank(name, shape, len(line.extents), str(line), line.source)
+        check_rank(name, shape, len(line.extents), str(line), line.source)
         for expression, extent in zip(line.extents, shape, strict=True):
             if isinstance(expression, Name) and expression.id in self._symbol_names:
                 value = self.symbols.setdefault(expression.id, extent)
@@ -432,7 +432,7 @@ class Externals:
         requested_shape = self._requested_shapes.get(name)
         if requested_shape is None:
             return stated_shape
-        _check_rank(name, requested_shape, len(stated_shape), str(list(stated_shape)), site.source)
+        check_rank(name, requested_shape, len(stated_shape), str(list(stated_shape)), site.source)
         line = self._lines.get(name)
         for i, extent in enumerate(line.extents if line else ()):
             if (
@@ -451,17 +451,6 @@ class Externals:
 def _number(extent: Expr) -> int | None:
     """Returns the value of an extent that is written as an integer, else None."""
     return extent.value if isinstance(extent, Literal) and isinstance(extent.value, int) else None
-
-
-def _check_rank(
-    name: str, requested_shape: tuple[int, ...], rank: int, stated_text: str, source: Source
-) -> None:
-    if len(requested_shape) != rank:
-        raise InputError(
-            f"the shape {list(requested_shape)} of '{name}' has {len(requested_shape)} extents, "
-            f"the model wants {stated_text}",
-            source,
-        )
 
 
 def _lines(document: Document, text: SourceText) -> Iterator[_Line]:

@@ -67,6 +67,33 @@ def test_a_built_graph_is_reshaped_saved_and_loaded(network, tmp_path):
         same_bits(found, expected)
 
 
+def test_a_shape_that_does_not_fit_names_the_line_of_the_call():
+    builder = cml.GraphBuilder("sum")
+    x, y = (builder.input(name, [1, 4]) for name in "xy")
+    graph = builder.graph(total=x + y)
+    line = test_a_shape_that_does_not_fit_names_the_line_of_the_call.__code__.co_firstlineno + 3
+    with pytest.raises(cml.ModelError) as caught:
+        graph.reshaped({"x": [1, 3]})
+    assert (caught.value.source.file, caught.value.source.line) == (__file__, line)
+    with pytest.raises(cml.InputError, match="has 1 extents"):
+        graph.reshaped({"x": [4]})
+
+
+def test_an_edited_graph_keeps_the_sliders_that_it_reads():
+    model = cml.nnef.MemoryModel(
+        "version 1.0; graph net(x) -> (y, z)"
+        "{ x = external(shape = [1, 4]); y = mul(x, 0.5); z = leaky_relu(x, alpha = 0.25); }"
+    )
+    graph = cml.load(model, sliders={"strength": "y.y", "slope": "z.alpha"})
+    builder = cml.edit(graph)
+    edited = builder.graph(z=builder["z"] + 1.0)
+    assert set(edited.sliders) == {"slope"} and edited.inputs == ("x", "slope")
+    x = np.array([[-4, -2, 2, 4]], np.float32)
+    session = cml.Session(edited, "cpu")
+    same_bits(session.run({"x": x}), {"z": np.array([[0, 0.5, 3, 5]], np.float32)})
+    same_bits(session.run({"x": x, "slope": 0.5}), {"z": np.array([[-1, 0, 3, 5]], np.float32)})
+
+
 def test_input_is_replaced_by_a_computed_tensor(network):
     builder = cml.edit(network)
     photo = builder.input("photo", [1, 8, 8, 3])
