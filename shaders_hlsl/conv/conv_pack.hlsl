@@ -1,5 +1,5 @@
 // Packs a filter that is computed during the run into the order that conv.hlsl reads:
-// [row block][tap][band][4 in][ROWS]. cml_engine/ops/conv/node.py packs constant filters the same way.
+// [row block][tap][band][4 in][ROWS]. conv_pack.py packs constant filters the same way.
 // T0 filter in NNEF's order, T1 packed filter.
 CML_MAIN
 {

@@ -7,6 +7,7 @@ their tests.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from cml_engine.ops.common.window import onto_windows, under_windows
 from cml_engine.ops.conv.cases import CONV_CASES, DECONV_CASES
 from cml_engine.ops.conv.cpu import conv_cpu, deconv_cpu
 from cml_engine.ops.conv.cpu_channels_last import prepare_conv
-from cml_engine.ops.conv.kernels.tile import PARAMS
+from cml_engine.ops.conv.kernels.conv import KERNEL
 from cml_engine.ops.conv.node import CONV, Conv, takes_half
 from cml_engine.ops.conv.shapes import conv_shape, deconv_shape
 from cml_engine.ops.declaration.lowering import Lowering
@@ -29,7 +30,6 @@ from cml_engine.ops.declaration.spec import (
     RowMapping,
     Tolerance,
     Traits,
-    engine_kernel,
 )
 
 TOLERANCE = Tolerance(
@@ -105,9 +105,7 @@ def conv_kernel(transposed: bool) -> Kernel:
         if op.outputs[0].size:
             yield from CONV.lower(Conv(op, shape, transposed))
 
-    return engine_kernel(
-        "conv/conv.hlsl", PARAMS, lower, layouts="any", half="each", epilogues="channels",
-    )  # fmt: skip
+    return replace(KERNEL, lower=lower, layouts="any", half="each", epilogues="channels")
 
 
 define(

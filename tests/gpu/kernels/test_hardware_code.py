@@ -9,7 +9,7 @@ from benchmarks.models import AGENTS
 from cml_engine.formats.loading import load
 from cml_engine.gpu.shaders.hlsl import compile_spirv
 from cml_engine.ir.limits import Limits
-from cml_engine.ops.conv.kernels import depthwise, tile, window, winograd
+from cml_engine.ops.conv.kernels import conv, conv_window, depthwise, winograd
 from cml_engine.ops.declaration.hardware import hardware_table
 from cml_engine.ops.matmul.gpu import tiles_for
 
@@ -67,14 +67,14 @@ def test_large_tiles_spend_most_instructions_on_products():
 
 def test_the_table_has_every_tile_that_the_rules_compare():
     kernels = hardware_table().kernels
-    direct = [f"{kind}tile {r}x{c} by 64" for kind in ("", "transposed ") for r, c in tile._TILES]
-    by_channel = [f"depthwise tile {r}x{c} by 64" for r, c in tile._DEPTHWISE_TILES]
+    direct = [f"{kind}tile {r}x{c} by 64" for kind in ("", "transposed ") for r, c in conv._TILES]
+    by_channel = [f"depthwise tile {r}x{c} by 64" for r, c in conv._DEPTHWISE_TILES]
     near = [f"depthwise {r}x{c} by 64" for r, c in depthwise._TILES]
     stages = [f"winograd {r}x{c} by 64" for r, c in winograd._TILES]
     windows = [
         f"{kind} window {r}x{c} by 64"
         for kind in ("3x3", "1x1x1", "1x1x2", "1x1x4")
-        for r, c in window._TILES
+        for r, c in conv_window._TILES
     ]
     products = [f"matmul tile {t}" for t in tiles_for(Limits())]
     transforms = ["winograd input", "winograd output"]

@@ -1,7 +1,7 @@
 """``conv`` of one output per input channel (depthwise), by tiles. Shader: ``depthwise.hlsl``.
 
 Windows of stride 1 overlap, so a thread that computes a tile of results loads far less than one
-that loads every window separately. Other depthwise convolutions use ``tile.py``.
+that loads every window separately. Other depthwise convolutions use ``conv.py``.
 """
 
 from __future__ import annotations
@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cml_engine.ops.conv.cases import conv_case
-from cml_engine.ops.conv.kernels.tile import store_defines, wide_defines
+from cml_engine.ops.conv.kernels.conv_blocks import blocks_of, has_multipliers_after_bias, pack_bias
+from cml_engine.ops.conv.kernels.conv_pack import packed_depthwise
+from cml_engine.ops.conv.kernels.conv_product import store_defines, wide_defines
 from cml_engine.ops.conv.node import (
     CONV,
     GROUP,
     Conv,
     ConvTile,
-    blocks_of,
-    has_multipliers_after_bias,
     is_depthwise,
-    pack_bias,
-    packed_depthwise,
 )
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of

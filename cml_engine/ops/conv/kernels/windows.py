@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable, Iterator
 
 from cml_engine.ir.layout import PLAIN
 from cml_engine.ops.conv.cases import conv_case
-from cml_engine.ops.conv.kernels.line import rows_are_faster
+from cml_engine.ops.conv.kernels.conv_row_tile import rows_are_faster
 from cml_engine.ops.conv.node import CONV, Conv
 from cml_engine.ops.declaration.spec import Cost, Dispatch
 from cml_engine.ops.declaration.variant import KernelVariant

@@ -16,18 +16,17 @@ import numpy as np
 from cml_engine.ir.graph import Array
 from cml_engine.ir.layout import FIXED8
 from cml_engine.ops.conv.cases import conv_case
-from cml_engine.ops.conv.kernels import window
-from cml_engine.ops.conv.kernels.tile import (
-    default_tile as default_direct_tile,
-)
-from cml_engine.ops.conv.kernels.tile import (
-    direct_seconds,
+from cml_engine.ops.conv.kernels import conv_window
+from cml_engine.ops.conv.kernels.conv import default_tile as default_direct_tile
+from cml_engine.ops.conv.kernels.conv import direct_seconds, software_tile
+from cml_engine.ops.conv.kernels.conv_blocks import blocks_of, pack_bias
+from cml_engine.ops.conv.kernels.conv_pack import block_format
+from cml_engine.ops.conv.kernels.conv_product import (
     fitting_tiles,
     loads_ahead,
     moves_wide,
     product_defines,
     shares_loads,
-    software_tile,
     store_defines,
     wide_defines,
 )
@@ -36,9 +35,6 @@ from cml_engine.ops.conv.node import (
     GROUP,
     Conv,
     ConvTile,
-    block_format,
-    blocks_of,
-    pack_bias,
 )
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
@@ -93,7 +89,7 @@ def is_faster(conv: Conv) -> bool:
         return False
     if not conv.op.limits.software:
         direct = direct_seconds(conv, default_direct_tile(conv))
-        return _seconds(conv) < min(direct, window.best_seconds(conv))
+        return _seconds(conv) < min(direct, conv_window.best_seconds(conv))
     least = _SHARED_LEAST_CHANNELS if shares_loads(conv) else _SOFTWARE_LEAST_CHANNELS
     if min(shape.in_channels, shape.out_channels) < least:
         return False

@@ -1,55 +1,54 @@
 """Register tiles of output channels by positions, for any ``conv`` or ``deconv``.
 
 Shader: ``shaders_hlsl/conv/conv.hlsl``. The variant ``long`` is for more products per result than a
-thread's loops may run: each launch computes some of the taps and input blocks. The module also has
-the tiles, parameters and defines that other kernels share with it.
+thread's loops may run: each launch computes some of the taps and input blocks. The variant ``dot4
+tile`` is for bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
-from typing import Any
 
-from cml_engine.ir.layout import C4, VECTOR_TYPE
+from cml_engine.ir.layout import C4I8, C4U8
 from cml_engine.ops.conv.cases import conv_case, deconv_case
+from cml_engine.ops.conv.kernels.conv_blocks import blocks_of, pack_bias
+from cml_engine.ops.conv.kernels.conv_pack import block_format, packed_filter
+from cml_engine.ops.conv.kernels.conv_product import (
+    PARAMS,
+    cost_per_result,
+    fitting_tiles,
+    launch_product,
+    loads_ahead,
+    product_defines,
+    shares_loads,
+    store_defines,
+    tile_params,
+    window_defines,
+)
+from cml_engine.ops.conv.kernels.conv_row_tile import rows_are_possible
 from cml_engine.ops.conv.node import (
     CONV,
     GROUP,
-    POSITION,
     SOFTWARE_GROUP,
     Conv,
     ConvTile,
     band_of,
-    block_format,
-    blocks_of,
     default_group,
-    has_finite_filter,
-    has_multipliers_after_bias,
     is_depthwise,
-    overlaps_groups,
-    pack_bias,
-    packed_filter,
-    phases_of,
 )
-from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
-from cml_engine.ops.declaration.epilogue import EpilogueArgs, epilogue_of
+from cml_engine.ops.declaration.epilogue import epilogue_of
 from cml_engine.ops.declaration.hardware import hardware_table
 from cml_engine.ops.declaration.lowering import LOOP_ITERATIONS, MAX_ITERATIONS
-from cml_engine.ops.declaration.packing import BlockFormat
-from cml_engine.ops.declaration.spec import Cost, Defines, Dispatch, engine_kernel
+from cml_engine.ops.declaration.spec import Cost, Dispatch, engine_kernel
 from cml_engine.ops.declaration.variant import KernelVariant
 
-PARAMS = (
-    "batch:u out_c:u in_blocks:u band:u group_in:u group_out:u row_blocks:u tiles:u steps3:i3 "
-    f"{POSITION} {EPILOGUE_PARAMS}"
-)
+KERNEL = engine_kernel("conv/conv.hlsl", PARAMS, group=GROUP)
 
 #: rows per thread -> GFLOPS of a software driver's tile of that size, per computed row (32 rows
 #: gain little, but take the driver long to build, and hardware has not the registers)
 _ROWS_SPEED = {4: 23, 8: 38, 16: 54}
-#: the relative time of products that leave out the inputs of other groups
-_GUARD_COST = 2
 _COLUMNS = 4
 #: positions per thread if each lane of a software driver loads the filter itself
 _COLUMNS_APART = 8
@@ -92,12 +91,6 @@ def _rows_cost(conv: Conv, rows: int) -> float:
     return row_blocks * rows * cost_per_result(conv, rows) / _ROWS_SPEED[rows]
 
 
-def cost_per_result(conv: Conv, rows: int) -> int:
-    """Returns the relative time of a result by a tile with so many rows: its blocks of inputs, and
-    the zeros of other groups that it leaves out."""
-    return max(band_of(conv, rows), 1) * (_GUARD_COST if overlaps_groups(conv, rows) else 1)
-
-
 def default_tile(conv: Conv) -> ConvTile:
     """Returns the default tile; on hardware the one with the least modelled time."""
     if conv.op.limits.software:
@@ -105,13 +98,6 @@ def default_tile(conv: Conv) -> ConvTile:
     sizes = _DEPTHWISE_TILES if is_depthwise(conv) else _TILES
     tiles = (ConvTile(rows, columns, GROUP) for rows, columns in sizes)
     return min(tiles, key=lambda tile: direct_seconds(conv, tile))
-
-
-def fitting_tiles(conv: Conv, sizes: Iterable[tuple[int, int]]) -> list[ConvTile]:
-    """Returns a tile for each (rows, columns), without those that are at least half padding."""
-    most = 2 * max(conv.shape.out_channels, 4)
-    group = default_group(conv)
-    return [ConvTile(rows, columns, group) for rows, columns in sizes if rows < most]
 
 
 def tiles(conv: Conv) -> list[ConvTile]:
@@ -125,7 +111,7 @@ def tiles(conv: Conv) -> list[ConvTile]:
     return fitting_tiles(conv, _TILES) + other
 
 
-def lower_tile(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
+def _lower_tile(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     x = yield from blocks_of(conv)
     filter = yield from packed_filter(conv, tile.rows)
     form = block_format(conv, tile.rows)
@@ -133,148 +119,12 @@ def lower_tile(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     yield from launch_product(conv, tile, x, filter, tile_params(conv, tile), defines, form)
 
 
-def launch_product(
-    conv: Conv,
-    tile: ConvTile,
-    x: str,
-    filter: str,
-    launch: tuple[int, Mapping[str, object]],
-    defines: Mapping[str, int | str],
-    form: BlockFormat | None = None,
-) -> Iterator[Dispatch]:
-    """Yields the dispatch that computes the node from a packed filter, and that of its bias.
-
-    ``x`` is the input, in blocks of four channels or plain; ``launch`` is the result of
-    :func:`tile_params`. ``form`` is the format of a filter in few bits.
-    """
-    epilogue = epilogue_of(
-        conv.op,
-        3,
-        vector=conv.out_c4,
-        sums=conv.sums,
-        appends_to_bias=has_multipliers_after_bias(conv),
-    )
-    bias = yield from pack_bias(conv, epilogue.after_bias)
-    types = {
-        **store_defines(conv, epilogue, 3),
-        **product_defines(conv, tile),
-        **window_defines(conv),
-        **defines,
-        **(form.defines if form else {}),
-    }
-    # eight numbers of the filter at once: plain and depthwise ones have fewer, and it may be empty
-    has_blocks = types["T0_TYPE"] != "float" and not types.get("DEPTHWISE") and conv.in_blocks > 0
-    by_eights = has_blocks and types["SHARE"]
-    yield Dispatch(
-        groups=launch[0],
-        tensors=(x, filter, bias, *epilogue.tensors, conv.op.out_names[0]),
-        params={**launch[1], **epilogue.params, **(form.params if form else {})},
-        defines=types
-        | wide_defines(conv, types, "INPUT", "OUTPUT", *(["FILTER"] if by_eights else [])),
-    )
-
-
-def tile_params(conv: Conv, tile: ConvTile, fused: int = 0) -> tuple[int, dict[str, Any]]:
-    """Returns the number of workgroups and the parameters of :data:`PARAMS` without an epilogue's.
-
-    ``fused`` is for kernels whose threads compute neighbours along a line: the number of phases
-    that are computed together.
-    """
-    shape, (steps, phases) = conv.shape, phases_of(conv)
-    lines = shape.batch * steps[0] * steps[1]
-    if fused:
-        phases //= fused
-        tiles = -(-lines * -(-steps[2] * fused // tile.columns) // tile.group)
-    else:
-        tiles = -(-lines * steps[2] // tile.positions)
-    row_blocks = -(-shape.out_channels // tile.rows)
-    return phases * tiles * row_blocks, {
-        **conv.position(),
-        "batch": shape.batch,
-        "out_c": shape.out_channels,
-        "in_blocks": conv.in_blocks,
-        "band": 1 if is_depthwise(conv) else band_of(conv, tile.rows),
-        "group_in": shape.group_in,
-        "group_out": shape.group_out,
-        "row_blocks": row_blocks,
-        "tiles": tiles,
-        "steps3": steps,
-    }
-
-
-def store_defines(conv: Conv, epilogue: EpilogueArgs, first: int) -> Defines:
-    """Returns the defines of conv_store.hlsli, which applies epilogues and stores results.
-
-    ``first`` is the slot of the first epilogue tensor; the output's slot follows them.
-    """
-    out = f"T{first + len(epilogue.tensors)}"
-    kind = conv.op.vector_type(conv.op.out_names[0])
-    stored: Defines = {"OUT": out, f"{out}_TYPE": kind, "OUT_C4": int(conv.out_c4), "GROUP": GROUP}
-    return epilogue.defines | stored
-
-
-def shares_loads(conv: Conv) -> bool:
-    """Returns True if eight lanes load the filter together: on a software driver with enough lanes.
-
-    Hardware reads an address that all lanes share at no cost.
-    """
-    return conv.op.limits.software and conv.op.limits.subgroup_size >= 8
-
-
-def loads_ahead(conv: Conv) -> Defines:
-    """Returns the define that loads inputs before they are needed, on hardware.
-
-    A software driver runs no other waves while it waits, and it does not wait for loads.
-    """
-    return {} if conv.op.limits.software else {"AHEAD": 1}
-
-
-def moves_wide(conv: Conv) -> bool:
-    """Returns True if floats should move as 64-bit integers: on a software driver that has them.
-
-    It loads and stores lane by lane, and a 64-bit integer costs it as much as a float.
-    """
-    return shares_loads(conv) and conv.op.limits.int64
-
-
-def wide_defines(conv: Conv, defines: Defines, *roles: str) -> Defines:
-    """Returns the defines that make vectors of floats 64-bit integers where these are faster.
-
-    ``roles`` are ``INPUT`` (slot 0), ``FILTER`` (slot 1) and ``OUTPUT``, whose types are in
-    ``defines``.
-    """
-    keys = {"INPUT": "T0_TYPE", "FILTER": "T1_TYPE", "OUTPUT": f"{defines.get('OUT')}_TYPE"}
-    wide: Defines = {}
-    for role in roles if moves_wide(conv) and conv.sums == "float" else ():
-        if defines[keys[role]] == VECTOR_TYPE[C4]:
-            wide |= {keys[role]: "uint64_t4" if role == "FILTER" else "uint64_t2"}
-            wide |= {f"WIDE_{role}": 1}
-    return wide
-
-
-def product_defines(conv: Conv, tile: ConvTile) -> Defines:
-    """Returns the defines of conv_product.hlsli: the tile, and whether lanes share loads."""
-    share = int(shares_loads(conv))
-    made: Defines = {"ROWS": tile.rows, "COLUMNS": tile.columns, "GROUP": tile.group}
-    made |= {"SHARE": share}
-    if conv.sums == "float" and overlaps_groups(conv, tile.rows):
-        made["OVERLAPPING"] = 1
-    if conv.transposed and not has_finite_filter(conv):
-        made["OPEN_FILTER"] = 1
-    return made
-
-
-def window_defines(conv: Conv) -> Defines:
-    """Returns the defines of conv_position.hlsli, and the types of the tensors."""
-    return {**conv.vectors, **conv.border, "TRANSPOSED": int(conv.transposed)}
-
-
 CONV.add(
     KernelVariant(
         name="tile",
         about="register tiles: output channels by positions, in any order of these",
-        kernel=engine_kernel("conv/conv.hlsl", PARAMS, group=GROUP),
-        lower=lower_tile,
+        kernel=KERNEL,
+        lower=_lower_tile,
         default_tile=default_tile,
         tiles=tiles,
         examples=(
@@ -365,14 +215,62 @@ CONV.add(
     KernelVariant(
         name="long",
         about="register tiles, a part of the sum in each launch",
-        kernel=engine_kernel(
-            "conv/conv.hlsl",
-            PARAMS + " groups:u tap_begin:u tap_end:u block_begin:u block_end:u",
-            group=GROUP,
+        kernel=replace(
+            KERNEL, params=PARAMS + " groups:u tap_begin:u tap_end:u block_begin:u block_end:u"
         ),
         lower=_lower_long,
         default_tile=default_tile,
         is_possible=_is_long,
         always_used=True,
+    )
+)
+
+
+# --- dot4 tile: bytes, four products and their sum in one operation ------------------------------
+#
+# The 8-bit feature maps and filters of an integer network are packed four channels per word
+# (``cml_engine/ir/layout.py``); the sums are integers. Hardware has an instruction for this
+# operation. A software driver unpacks the bytes and multiplies them one by one. For overlapping
+# windows it is faster with floats, which the row tiles unpack from the same bytes once for many
+# lanes.
+
+#: positions of a thread on a software driver
+_SOFTWARE_COLUMNS = 8
+
+
+def _is_dot4_possible(conv: Conv) -> bool:
+    """Returns True for an integer conv of 8-bit inputs and constant 8-bit weights.
+
+    A depthwise convolution is not possible. Neither is a deconv of unsigned inputs with strides:
+    the bias that makes signed bytes of them has all taps of the filter, a result only some.
+    """
+    if not conv.op.attrs.get("exact", False) or not conv.constant or is_depthwise(conv):
+        return False
+    skips_taps = conv.transposed and any(axis.stride > 1 for axis in conv.shape.axes)
+    layouts = (C4I8,) if skips_taps else (C4I8, C4U8)
+    return conv.in_layout in layouts and conv.filter_layout == C4I8
+
+
+def _default_dot4_tile(conv: Conv) -> ConvTile:
+    """Returns the default tile of floats; on a software driver with more columns.
+
+    More positions then share a weight.
+    """
+    found = default_tile(conv)
+    return replace(found, columns=_SOFTWARE_COLUMNS) if conv.op.limits.software else found
+
+
+CONV.add(
+    KernelVariant(
+        name="dot4 tile",
+        about="register tiles of bytes, four products at once",
+        kernel=KERNEL,
+        lower=lambda conv, size: _lower_tile(replace(conv, dot4=True), size),
+        default_tile=_default_dot4_tile,
+        is_possible=_is_dot4_possible,
+        # on a software driver if the row tiles of floats are not possible
+        is_faster=lambda conv: not conv.op.limits.software or not rows_are_possible(conv),
+        before=("row tile", "tile"),
+        tiles=tiles,
     )
 )

@@ -13,25 +13,17 @@ from math import inf, prod
 from typing import Any
 
 from cml_engine.ops.conv.cases import conv_case
-from cml_engine.ops.conv.kernels.tile import (
-    PARAMS,
-    direct_seconds,
-    launch_product,
-    tile_params,
-)
-from cml_engine.ops.conv.kernels.tile import (
-    default_tile as default_direct_tile,
-)
+from cml_engine.ops.conv.kernels.conv import default_tile as default_direct_tile
+from cml_engine.ops.conv.kernels.conv import direct_seconds
+from cml_engine.ops.conv.kernels.conv_pack import block_format, keeps_order, pack_filter
+from cml_engine.ops.conv.kernels.conv_product import PARAMS, launch_product, tile_params
 from cml_engine.ops.conv.node import (
     CONV,
     GROUP,
     Conv,
     ConvTile,
     band_of,
-    block_format,
     is_depthwise,
-    keeps_order,
-    pack_filter,
 )
 from cml_engine.ops.declaration.hardware import hardware_table
 from cml_engine.ops.declaration.packing import Packing
