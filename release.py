@@ -26,9 +26,17 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from players.build import BuildError, build_core
+from examples.deno import find_deno
+from players.build import BuildError, build_core, pack_core, unpack_core
 
 ROOT = Path(__file__).resolve().parent
+#: what makes the npm package's modules small: Deno gets them from npm
+_ESBUILD = ("npm:esbuild@0.25.5", "--format=esm", "--target=es2022", "--minify")
+_WASM_OPT = (
+    "npm:binaryen@123.0.0/wasm-opt", "-Oz", "--converge", "--enable-bulk-memory",
+    "--enable-bulk-memory-opt", "--enable-sign-ext", "--enable-nontrapping-float-to-int",
+    "--enable-mutable-globals",
+)  # fmt: skip
 _BUILD = "import sys; from hatchling import build; getattr(build, sys.argv[1])(sys.argv[2])"
 
 
@@ -52,18 +60,39 @@ def build_packages(folder: Path) -> None:
 
 
 def build_npm(tree: Path, folder: Path) -> None:
-    """Writes the npm package of the web player in the layout of ``npm pack``.
+    """Writes the npm package of the web player in the layout of ``npm pack``, its modules minified.
 
-    Equal trees give equal bytes.
+    Equal trees give equal bytes. Raises :class:`BuildError` without Deno, or if a program from npm
+    cannot be fetched.
     """
     web = tree / "players/web"
     description = json.loads((web / "package.json").read_text("utf-8"))
     description["version"] = version()
     files = {name: (web / name).read_bytes() for name in (*description["files"], "README.md")}
+    for name in [name for name in files if name.endswith(".js") and name != "core.js"]:
+        files[name] = _run_npm(files[name], ".js", *_ESBUILD)
+    core = _run_npm(unpack_core(files["core.js"].decode()), ".wasm", *_WASM_OPT)
+    files["core.js"] = pack_core(core).encode()
     files["LICENSE"] = (tree / "LICENSE").read_bytes()
     files["package.json"] = json.dumps(description, indent=2).encode() + b"\n"
     archive = folder / f"{description['name']}-{description['version']}.tgz"
     _write_archive(archive, "package", files)
+
+
+def _run_npm(source: bytes, suffix: str, program: str, *flags: str) -> bytes:
+    """Returns what a program from npm makes of a file."""
+    deno = find_deno()
+    if deno is None:
+        raise BuildError("the npm package needs Deno: pip install deno (the extra `players`)")
+    with tempfile.TemporaryDirectory() as folder:
+        before, after = Path(folder) / f"before{suffix}", Path(folder) / f"after{suffix}"
+        before.write_bytes(source)
+        outfile = ("-o", str(after)) if suffix == ".wasm" else (f"--outfile={after}",)
+        command = [deno, "run", "--quiet", "-A", program, *flags, str(before), *outfile]
+        run = subprocess.run(command, capture_output=True, text=True)
+        if run.returncode or not after.is_file():
+            raise BuildError(f"{program} fails, which makes the npm package small:\n{run.stderr}")
+        return after.read_bytes()
 
 
 def build_c(tree: Path, folder: Path) -> None:

@@ -18,10 +18,11 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 CORE = HERE / "web" / "core.js"
 _FLAGS = (
-    "--target=wasm32-wasi", "-std=c11", "-Oz", "-flto", "-ffp-contract=off",
+    "--target=wasm32-wasi", "-std=c11", "-flto", "-ffp-contract=off",
     "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror",
 )  # fmt: skip
 _LINKED = ("-mexec-model=reactor", "-Wl,--strip-all", "-Wl,-z,stack-size=262144")
+_SMALL = ("-Oz", "-fno-inline-functions")
 #: sources that take the time of loading: optimized for speed, the others for size
 _FAST = ("constants.c",)
 
@@ -41,11 +42,20 @@ def build_core(target: Path = CORE) -> Path:
     mark = f"// Made by players/build.py from sources with the SHA-256 {digest}\n"
     if target.is_file() and target.read_text("utf-8").startswith(mark):
         return target
-    packed = base64.b64encode(zlib.compress(compile_wasm(sources), 9)).decode()
     with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False, suffix=".js") as file:
-        file.write(f'{mark}export default "{packed}";\n')
+        file.write(mark + pack_core(compile_wasm(sources)))
     Path(file.name).replace(target)
     return target
+
+
+def pack_core(wasm: bytes) -> str:
+    """Returns the text of a JavaScript module that exports WebAssembly, compressed, in base64."""
+    return f'export default "{base64.b64encode(zlib.compress(wasm, 9)).decode()}";\n'
+
+
+def unpack_core(module: str) -> bytes:
+    """Returns the WebAssembly in the text of a module that :func:`pack_core` made."""
+    return zlib.decompress(base64.b64decode(module.split('"')[1]))
 
 
 def find_compiler() -> bool:
@@ -70,7 +80,7 @@ def compile_wasm(sources: list[Path], *flags: str) -> bytes:
             if source.name in _FAST:
                 inputs[-1] = Path(folder) / f"{source.stem}.o"
                 _run(*compiler, "-O2", "-c", source, "-o", inputs[-1])
-        _run(*compiler, *_LINKED, *flags, *inputs, "-o", module)
+        _run(*compiler, *_SMALL, *_LINKED, *flags, *inputs, "-o", module)
         return module.read_bytes()
 
 

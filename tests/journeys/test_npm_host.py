@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shutil
@@ -46,6 +47,12 @@ def test_npm_package_has_only_host_files(package):
     assert {target.removeprefix("./") for target in targets} < files
     assert re.fullmatch(r"\d+\.\d+\.\d+\S*", description["version"])
     assert description["version"] != json.loads((WEB / "package.json").read_text())["version"]
+
+
+def test_npm_package_is_small(package):
+    """A page gets the player in 42 KB, as servers compress it."""
+    sizes = [len(gzip.compress((package / name).read_bytes(), 9)) for name in ("cml.js", "core.js")]
+    assert sum(sizes) <= 42_000, sizes
 
 
 def test_everything_that_is_declared_is_documented(package):
