@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: the value of :attr:`Executor.clock_source` for a device that cannot time its own work
 WALL_CLOCK = "wall clock"
-#: an object that only the executor looks into: a network, a run, outputs, an accepted input
+#: an object that only the executor looks into: a network, outputs, an accepted input
 Handle: TypeAlias = Any
 
 
@@ -95,6 +95,36 @@ def exclusivity_key(network: Network) -> str | int:
     return network.exclusive_group or id(network)
 
 
+class Run(Protocol):
+    """The run of a job on the device; by its receipts the device notices frames that were lost."""
+
+    @property
+    def harm(self) -> str:
+        """The reason why the results of the run are wrong; "" if no error is known."""
+        ...
+
+
+class Result(Protocol):
+    """The outputs of a finished job, in memory of their own."""
+
+    def tensor(self, name: str) -> GpuTensor:
+        """Returns output ``name`` as a GPU tensor."""
+        ...
+
+    def read(self, name: str) -> Array | None:
+        """Returns output ``name`` as a host array, or None until the readback has arrived."""
+        ...
+
+    @property
+    def has_arrived(self) -> bool:
+        """True if a readback of the outputs has arrived or failed."""
+        ...
+
+    def release(self) -> None:
+        """Frees the outputs' memory, now or once no queued job reads them."""
+        ...
+
+
 class Executor(Protocol):
     """The interface of a device to a scheduler: memory, encoding, timings and readbacks.
 
@@ -114,20 +144,18 @@ class Executor(Protocol):
     #: True if timing takes a considerable part of a frame (a software driver)
     timing_is_expensive: bool
 
-    def accept(self, network: Handle, inputs: Mapping[str, object]) -> dict[str, object]:
+    def accept(
+        self, network: Handle, inputs: Mapping[str, object]
+    ) -> tuple[dict[str, object], Sequence[StepCost]]:
         """Checks the inputs of a new job and returns them by name, as the device keeps them.
+
+        The second value has the costs of the loads that run before the network's first step, one
+        for each texture, in the order of the inputs.
 
         Host arrays are copied; GPU tensors are kept until :meth:`release_input`. A value with
         ``job`` and ``name`` is the output of that name of the network ``job.network``. Raises
         :class:`cml_engine.InputError` if the network or a tensor belongs to another device, or
         an input does not fit.
-        """
-        ...
-
-    def input_steps(self, network: Handle, inputs: Mapping[str, object]) -> Sequence[StepCost]:
-        """Returns the costs of the texture loads that run before the network's first step.
-
-        There is one for each texture, in the order of the accepted inputs.
         """
         ...
 
@@ -145,11 +173,11 @@ class Executor(Protocol):
 
     def begin_job(
         self, encoder: wgpu.GPUCommandEncoder, network: Handle, inputs: Mapping[str, object]
-    ) -> Handle:
-        """Encodes copies of a job's inputs to the network's buffers; returns the run's handle.
+    ) -> Run:
+        """Encodes copies of a job's inputs to the network's buffers; returns the new run.
 
-        Inputs are host arrays or GPU tensors. :meth:`harm` takes the handle. If it raises, it
-        has already released what :meth:`reserve` took.
+        Inputs are host arrays or GPU tensors. If it raises, it has already released what
+        :meth:`reserve` took.
         """
         ...
 
@@ -183,8 +211,8 @@ class Executor(Protocol):
         """
         ...
 
-    def finish_job(self, encoder: wgpu.GPUCommandEncoder, network: Handle) -> Handle:
-        """Encodes copies of the outputs into separate memory; returns the copies' handle.
+    def finish_job(self, encoder: wgpu.GPUCommandEncoder, network: Handle) -> Result | None:
+        """Encodes copies of the outputs into separate memory and returns the copies.
 
         Returns None if there is no memory for the outputs yet.
         """
@@ -236,20 +264,12 @@ class Executor(Protocol):
         """
         ...
 
-    def harm(self, run: Handle) -> str:
-        """Returns the reason why the results of a run (:meth:`begin_job`) are wrong, or ""."""
-        ...
-
     @property
     def frames_in_flight(self) -> int:
         """The number of frames that were ended and whose timings have not arrived."""
         ...
 
     # --- outputs of finished jobs
-
-    def tensor(self, result: Handle, name: str) -> GpuTensor:
-        """Returns output ``name`` of a finished job (:meth:`finish_job`) as a GPU tensor."""
-        ...
 
     def copy_to_texture(
         self,
@@ -269,19 +289,7 @@ class Executor(Protocol):
         ...
 
     def request_read(self, encoder: wgpu.GPUCommandEncoder, result: Handle) -> None:
-        """Encodes the copy of a finished job's outputs that :meth:`read` needs."""
-        ...
-
-    def read(self, result: Handle, name: str) -> Array | None:
-        """Returns output ``name`` as a host array, or None until the readback has arrived."""
-        ...
-
-    def is_reading(self, result: Handle) -> bool:
-        """Returns True if a readback of the result has been requested and has not arrived."""
-        ...
-
-    def release(self, result: Handle) -> None:
-        """Frees the outputs of a finished job."""
+        """Encodes the copy of a finished job's outputs that :meth:`Result.read` needs."""
         ...
 
 

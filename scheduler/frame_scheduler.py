@@ -353,9 +353,7 @@ class FrameScheduler:
         check_choice(get_args(Admission), admission, "admission")
         check_flag(read, "read")
         network_of(session)
-        accepted_inputs = accept_inputs(self.executor, session, inputs)
-        network = network_of(session)  # the inputs may have changed it
-        loads = tuple(self.executor.input_steps(network, accepted_inputs))
+        network, accepted_inputs, loads = accept_inputs(self.executor, session, inputs)
         job = Job(
             number=next(self._numbers),
             network=network,
@@ -369,7 +367,7 @@ class FrameScheduler:
             last_served_ms=now,
             wants_read=read,
             given=frozenset(accepted_inputs),
-            costs=loads,
+            costs=tuple(loads),
             loads=len(loads),
         )
         with self.lifecycle.lock:

@@ -14,7 +14,7 @@ from weakref import WeakSet
 from cml_engine.compiler.plan import StepCost
 from cml_engine.errors import CmlError, InputError
 from cml_engine.errors.arguments import check_callable, check_text
-from cml_engine.scheduler.executor import Executor, Handle, Network
+from cml_engine.scheduler.executor import Network, Result, Run
 
 if TYPE_CHECKING:
     import wgpu
@@ -28,16 +28,15 @@ _lock = Lock()
 
 
 class Outputs:
-    """The device's handle of a job's outputs.
+    """A job's outputs on the device.
 
-    It is freed once the host has released it and no job needs it.
+    They are freed once the host has released them and no job needs them.
     """
 
-    def __init__(self, release: Callable[[Handle], None]) -> None:
-        self.result: Handle = None
+    def __init__(self) -> None:
+        self.result: Result | None = None
         #: True once the host has released the outputs
         self.released = False
-        self._release = release
         self._consumers: WeakSet[object] = WeakSet()
 
     def add_consumer(self, consumer: object) -> bool:
@@ -75,7 +74,7 @@ class Outputs:
         """Frees the outputs' memory on the device now; no effect if there is none."""
         result, self.result = self.result, None
         if result is not None:
-            self._release(result)
+            result.release()
 
     def discard(self) -> None:
         """Frees the outputs because their job's end is undone; the job can produce new ones."""
@@ -90,15 +89,12 @@ ENDED: frozenset[str] = frozenset({"done", "cancelled", "failed"})
 class JobOwner(Protocol):
     """The interface of a scheduler as its own jobs use it."""
 
-    @property
-    def executor(self) -> Executor: ...
     def end(self, job: Job, state: State, error: str = "") -> None: ...
     def pause(self, job: Job, paused: bool) -> None: ...
     def read(self, job: Job, name: str) -> Array | None: ...
     def copy_to_texture(
         self, job: Job, encoder: wgpu.GPUCommandEncoder, name: str, options: Mapping[str, object]
     ) -> None: ...
-    def note(self, error: Exception) -> None: ...
     def eta_ms(self, job: Job) -> float: ...
     def remaining_ms(self, job: Job) -> float: ...
     def cpu_wait_ms(self, job: Job) -> float: ...
@@ -240,16 +236,13 @@ class Job(Awaitable):
     loads: int = 0
     #: the numbers of the jobs whose outputs are inputs
     needs: tuple[int, ...] = ()
-    outputs: Outputs = field(init=False)
+    outputs: Outputs = field(default_factory=Outputs, init=False)
     #: the error that failed the job, if one was raised
     exception: Exception | None = field(default=None, init=False)
     #: called when the job has ended for good; None once they were called
     callbacks: list[Callable[[Job], object]] | None = field(default_factory=list, init=False)
-    #: the device's handle of the run
-    run: Handle = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        self.outputs = Outputs(self.owner.executor.release)
+    #: the run on the device, once the job has begun
+    run: Run | None = field(default=None, init=False)
 
     def __repr__(self) -> str:
         return f"<Job {self.number} '{self.name}', {self.state}>"
@@ -282,8 +275,7 @@ class Job(Awaitable):
 
         Raises :class:`cml_engine.InputError` if the job is not done or its outputs were released.
         """
-        self.check_done(name)
-        return self.owner.executor.tensor(self.result, name)
+        return self.require_result(name).tensor(name)
 
     def copy_to_texture(
         self,
@@ -399,12 +391,12 @@ class Job(Awaitable):
         return self.deadline_at_ms - now_ms - needed_ms
 
     @property
-    def result(self) -> Handle:
-        """The device's handle of the outputs; None before the job is done and once freed."""
+    def result(self) -> Result | None:
+        """The outputs on the device; None before the job is done and once they are freed."""
         return self.outputs.result
 
-    def check_done(self, name: str) -> None:
-        """Raises :class:`cml_engine.InputError` unless the job is done and has its outputs.
+    def require_result(self, name: str) -> Result:
+        """Returns the outputs; raises :class:`cml_engine.InputError` if there are none.
 
         ``name`` is the output's name in the message.
         """
@@ -415,8 +407,10 @@ class Job(Awaitable):
                 f"output '{name}' of job '{self.name}' does not exist: the job's state is "
                 f"'{self.state}'{reason}{advice}"
             )
-        if self.outputs.released or self.result is None:
+        result = self.result
+        if self.outputs.released or result is None:
             raise InputError(f"job '{self.name}': its outputs were released")
+        return result
 
     def find_steps(self, *, behind: bool) -> bool:
         """Updates :attr:`steps` and :attr:`costs` of the job; returns True if they changed.
@@ -444,21 +438,6 @@ class Job(Awaitable):
         """Discards the job's end time and outputs, because its last frame is abandoned."""
         self.ended_ms = self.ended_frame = None
         self.outputs.discard()
-
-    def release_inputs(self) -> None:
-        """Drops the inputs and frees them on the device: they were copied, or the job has ended.
-
-        An error is noted in the scheduler and not raised.
-        """
-        inputs, self.inputs = self.inputs, {}
-        for value in inputs.values():
-            try:
-                if isinstance(value, JobOutput):
-                    value.job.outputs.remove_consumer(self)
-                else:
-                    self.owner.executor.release_input(value)
-            except Exception as error:  # in the middle of a frame, and no fault of the caller
-                self.owner.note(error)
 
     @property
     def remaining_ms(self) -> float:

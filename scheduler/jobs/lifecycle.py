@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from threading import Event, RLock, Thread, current_thread
 from typing import TYPE_CHECKING, Any, Literal, cast
 from weakref import WeakMethod, WeakSet
 
+from cml_engine.compiler.plan import StepCost
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import check_input_mapping, shortened
 from cml_engine.ir.textures import on_device
@@ -89,15 +90,17 @@ def network_of(session: Session | Network) -> Network:
 
 def accept_inputs(
     executor: Executor, session: Session | Network, inputs: Mapping[str, object]
-) -> dict[str, object]:
-    """Returns a new job's inputs by name, checked and in the form that the device keeps.
+) -> tuple[Network, dict[str, object], Sequence[StepCost]]:
+    """Returns a new job's network, its inputs as the device keeps them, and its loads' costs.
 
-    The session checks host arrays; the executor checks tensors on the device.
+    The session checks host arrays, and may change its network for them; the executor checks
+    tensors on the device.
     """
     check_input_mapping(inputs)
     if isinstance(session, Session):
         inputs = session.check_inputs(inputs, skip=_on_gpu(inputs))
-    return executor.accept(network_of(session), dict(inputs))
+    network = network_of(session)
+    return network, *executor.accept(network, dict(inputs))
 
 
 def _on_gpu(inputs: Mapping[str, object]) -> frozenset[str]:
@@ -241,7 +244,7 @@ class Lifecycle:
                 job.find_steps(behind=self.job_list.has_predecessor(job))
                 admit(job, admission, len(self.job_list))
             except Exception:
-                job.release_inputs()
+                self._release_inputs(job)
                 raise
             if job.slot is not None:
                 for old in self.job_list.pending_in_slot(job.slot):
@@ -287,13 +290,28 @@ class Lifecycle:
                 except Exception as failed:
                     self.note(failed)
             if state != "done":  # the end of one that is done may be taken back with its frame
-                job.release_inputs()
+                self._release_inputs(job)
             else:
                 self._done.add(job)
             self._ended.append(job)
             self._unsettled.append(job)
             if self.open_frame is None:
                 self._drop_networks()
+
+    def _release_inputs(self, job: Job) -> None:
+        """Drops a job's inputs and frees them on the device: they were copied, or it has ended.
+
+        An error is noted and not raised.
+        """
+        inputs, job.inputs = job.inputs, {}
+        for value in inputs.values():
+            try:
+                if isinstance(value, JobOutput):
+                    value.job.outputs.remove_consumer(job)
+                else:
+                    self.executor.release_input(value)
+            except Exception as error:  # in the middle of a frame, and no fault of the caller
+                self.note(error)
 
     def fail(self, job: Job, error: Exception) -> None:
         """Ends the job as failed, with ``error`` as its exception, and logs a warning."""
@@ -321,21 +339,21 @@ class Lifecycle:
             if not job.ended:
                 job.wants_read = True
                 return None
-            job.check_done(name)
+            result = job.require_result(name)
             if not job.wants_read:
                 job.wants_read = True
                 self.reads.append(job)
             if job.read_error is not None:
                 raise job.read_error
-            return self.executor.read(job.result, name)
+            return result.read(name)
 
     def copy_to_texture(
         self, job: Job, encoder: wgpu.GPUCommandEncoder, name: str, options: Mapping[str, object]
     ) -> None:
         """Implements :meth:`Job.copy_to_texture`."""
         with self.lock:
-            job.check_done(name)
-            self.copy_costs.add(self.executor.copy_to_texture(encoder, job.result, name, options))
+            result = job.require_result(name)
+            self.copy_costs.add(self.executor.copy_to_texture(encoder, result, name, options))
 
     def add_done_callback(self, job: Job, callback: Callable[[Job], object]) -> None:
         """Implements :meth:`Job.add_done_callback`."""
@@ -373,7 +391,7 @@ class Lifecycle:
         """Returns True if a requested readback of the job's outputs will still arrive."""
         if job.state != "done" or job.result is None or job.read_error is not None:
             return False
-        return job in self.reads or (job.wants_read and self.executor.is_reading(job.result))
+        return job.wants_read and not job.result.has_arrived
 
     def wait(self, job: Job, timeout: float | None) -> None:
         """Waits until the job has ended for good and its arrays have arrived; see :meth:`Job.wait`.
@@ -429,8 +447,7 @@ class Lifecycle:
                 return one_line(f"{job.state}: {job.error}" if job.error else job.state)
             if job.read_error is not None:
                 return one_line(f"done: its readback failed: {job.read_error}")
-            reading = job.wants_read and self.executor.is_reading(job.result)
-            return "done: waits for its readback" if reading else "done"
+            return "done: waits for its readback" if self._is_reading(job) else "done"
         report = self.pace.last_report
         next_frame = "room in a frame" + (
             f"; the last frame stopped at: {report.reason}" if report else ""
@@ -563,7 +580,7 @@ class Lifecycle:
         """
         self.open_frame = None
         for job in self._begun:
-            job.release_inputs()
+            self._release_inputs(job)
         self._begun.clear()
         self._drop_networks()
         self.job_list.finalize_ends()
@@ -582,9 +599,8 @@ class Lifecycle:
         Jobs that wait for their outputs fail too.
         """
         for job in [*self.job_list.running.values(), *self._done]:
-            reason = self.executor.harm(job.run) if job.state in ("running", "done") else ""
-            if reason:
-                message = f"job '{job.name}': {reason}"
+            if job.state in ("running", "done") and job.run is not None and job.run.harm:
+                message = f"job '{job.name}': {job.run.harm}"
                 job.release()
                 self.end(job, "failed", message)
                 job.state, job.error = "failed", message
@@ -630,4 +646,4 @@ def _tensor(value: JobOutput) -> GpuTensor:
         raise InputError(f"its input's job failed: {value.job.error}")
     if value.job.result is None:
         raise InputError(f"job '{value.job.name}' has no output '{value.name}' any more")
-    return value.job.owner.executor.tensor(value.job.result, value.name)
+    return value.job.result.tensor(value.name)

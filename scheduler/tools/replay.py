@@ -20,7 +20,7 @@ from cml_engine.scheduler.planning.plan import (
 )
 from cml_engine.scheduler.planning.policy import BUILT_IN
 from cml_engine.scheduler.recording import Recording, decisions_of
-from cml_engine.scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
+from cml_engine.scheduler.tools.simulate import SimGpu, SimNetwork, SimRun, SimStep
 
 
 class _Echo(SimGpu):
@@ -43,8 +43,8 @@ class _Echo(SimGpu):
             self.back_from_cpu.remove(id(network))
         return is_done
 
-    def finish_job(self, encoder: object, network: Handle) -> Handle:
-        return None if id(network) in self.held else network
+    def finish_job(self, encoder: object, network: Handle) -> SimRun | None:
+        return None if id(network) in self.held else SimRun()
 
     def encode(
         self, encoder: object, frame: int, groups: object, *, timed: bool = True

@@ -167,6 +167,19 @@ class Noise:
 EXACT = Noise()
 
 
+class SimRun:
+    """A run on a simulated GPU, and its outputs, which consist of their names only."""
+
+    harm, has_arrived = "", True
+
+    def tensor(self, name: str) -> Handle:
+        return name
+
+    read = tensor
+
+    def release(self) -> None: ...
+
+
 class SimGpu:
     """A simulated GPU, an ``Executor`` whose tensors have no values."""
 
@@ -247,7 +260,7 @@ class SimGpu:
     def end_cpu_step(self, network: Handle, step: int, budget_ms: float) -> bool:
         return True
 
-    request_read = release = _do_nothing
+    request_read = _do_nothing
 
     def preparing(self) -> str:
         return ""
@@ -255,33 +268,24 @@ class SimGpu:
     def take_losses(self) -> bool:
         return False
 
-    def harm(self, run: Handle) -> str:
-        return ""
-
     @property
     def frames_in_flight(self) -> int:
         return 0
 
-    def accept(self, network: Handle, inputs: Mapping[str, object]) -> dict[str, object]:
-        return dict(inputs)
-
-    def input_steps(self, network: Handle, inputs: Mapping[str, object]) -> list[SimStep]:
-        """Returns the inputs that are steps; each stands for a texture and its load."""
-        return [value for value in inputs.values() if isinstance(value, SimStep)]
+    def accept(
+        self, network: Handle, inputs: Mapping[str, object]
+    ) -> tuple[dict[str, object], list[SimStep]]:
+        return dict(inputs), _loads_of(inputs)
 
     def reserve(self, network: Handle, inputs: Mapping[str, object]) -> str:
         return ""
 
-    def begin_job(self, encoder: object, network: Handle, inputs: Mapping[str, object]) -> None:
-        self._loads[network] = self.input_steps(network, inputs)
+    def begin_job(self, encoder: object, network: Handle, inputs: Mapping[str, object]) -> SimRun:
+        self._loads[network] = _loads_of(inputs)
+        return SimRun()
 
-    def finish_job(self, encoder: object, network: Handle) -> Handle:
-        return network
-
-    # --- outputs consist of their names only
-
-    def tensor(self, result: Handle, name: str) -> Handle:
-        return name
+    def finish_job(self, encoder: object, network: Handle) -> SimRun | None:
+        return SimRun()
 
     def copy_to_texture(
         self, encoder: object, result: Handle, name: str, options: Mapping[str, Handle]
@@ -295,11 +299,10 @@ class SimGpu:
         copies, self.copied = self.copied, []
         return copies
 
-    def read(self, result: Handle, name: str) -> Handle:
-        return name
 
-    def is_reading(self, result: Handle) -> bool:
-        return False
+def _loads_of(inputs: Mapping[str, object]) -> list[SimStep]:
+    """Returns the inputs that are steps; each stands for a texture and its load."""
+    return [value for value in inputs.values() if isinstance(value, SimStep)]
 
 
 def _factor(chance: random.Random, sigma: float) -> float:

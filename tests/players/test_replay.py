@@ -83,9 +83,11 @@ class _ShortOfMemory(SimGpu):
 
     def begin_job(self, encoder, network, inputs):
         self._begun.add(network)  # its reserved memory is still there
+        return super().begin_job(encoder, network, inputs)
 
     def finish_job(self, encoder, network):
-        return None if network not in self._begun and self._chance.random() < 0.1 else network
+        is_short = network not in self._begun and self._chance.random() < 0.1
+        return None if is_short else super().finish_job(encoder, network)
 
     def end_frame(self, frame):
         self._begun.clear()

@@ -8,7 +8,7 @@ import pytest
 from cml_engine import FrameScheduler, InputError
 from cml_engine.scheduler import VirtualClock
 from cml_engine.scheduler.jobs.job import Job
-from cml_engine.scheduler.tools.simulate import SimGpu, SimNetwork
+from cml_engine.scheduler.tools.simulate import SimGpu, SimNetwork, SimRun
 from tests.fixtures.frames.simulated import (
     FRAME,
     RecordingGpu,
@@ -229,13 +229,15 @@ def plant(device, stage, bad, monkeypatch):
             return [(bad, Planted("planted"))] if bad in found else None
 
         monkeypatch.setattr(device, "encode", refuses_some)
+    elif stage == "tensor":
+        monkeypatch.setattr(SimRun, "tensor", lambda self, name: raising())
     elif stage not in ("ready", "prepare"):
         usual = getattr(device, stage)
 
         def selective(*args, **how):
             groups = args[2] if stage == "encode" else []
             about = [part.network for group in groups for part in group] or args
-            everyone = stage in ("tensor", "request_read", *NOTES)
+            everyone = stage in ("request_read", *NOTES)
             return raising() if everyone or bad in about else usual(*args, **how)
 
         monkeypatch.setattr(device, stage, selective)
@@ -337,7 +339,7 @@ def test_error_in_ready_fails_only_the_networks_jobs(scheduler, look):
 @pytest.mark.parametrize("broken", ["load_times_ms", "step_costs"])
 def test_error_in_step_costs_releases_inputs(scheduler, device, broken, monkeypatch):
     net, accepted, released = network("a"), [], []
-    device.accept = lambda network, inputs: accepted.append(1) or dict(inputs)
+    device.accept = lambda network, inputs: accepted.append(1) or (dict(inputs), ())
     device.release_input = released.append
     monkeypatch.setattr(SimNetwork, broken, property(raising), raising=False)
     with pytest.raises(Planted):

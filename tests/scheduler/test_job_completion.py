@@ -10,29 +10,37 @@ import pytest
 
 from cml_engine import CmlError, FrameScheduler, InputError
 from cml_engine.scheduler import VirtualClock
-from cml_engine.scheduler.tools.simulate import SimGpu
+from cml_engine.scheduler.tools.simulate import SimGpu, SimRun
 from tests.fixtures.frames.simulated import FRAME, network, run_frame, run_until_ended
 
 
-class SlowReadback(SimGpu):
-    """A device whose outputs can be read three frames after the request."""
+class SlowOutputs(SimRun):
+    """Outputs that can be read three frames after the request."""
 
-    def __init__(self):
-        super().__init__()
-        self._requested = {}
-        self._frame = 0
+    def __init__(self, device):
+        self.device, self.requested_frame = device, float("inf")
+
+    @property
+    def has_arrived(self):
+        return self.device.frame >= self.requested_frame + 3
+
+    def read(self, name):
+        return name if self.has_arrived else None
+
+
+class SlowReadback(SimGpu):
+    """A device with :class:`SlowOutputs`."""
+
+    frame = 0
+
+    def finish_job(self, encoder, network):
+        return SlowOutputs(self)
 
     def request_read(self, encoder, result):
-        self._requested[result] = self._frame
-
-    def is_reading(self, result):
-        return self._frame < self._requested.get(result, self._frame) + 3
-
-    def read(self, result, name):
-        return None if self.is_reading(result) else name
+        result.requested_frame = self.frame
 
     def end_frame(self, frame):
-        self._frame = frame + 1
+        self.frame = frame + 1
         return super().end_frame(frame)
 
 

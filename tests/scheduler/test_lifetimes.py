@@ -7,7 +7,7 @@ import pytest
 
 from cml_engine import FrameScheduler, InputError
 from cml_engine.scheduler import AdmissionError, VirtualClock
-from cml_engine.scheduler.tools.simulate import SimGpu
+from cml_engine.scheduler.tools.simulate import SimGpu, SimRun
 from tests.fixtures.frames.simulated import FRAME, run_frame, run_frames, run_until_ended
 from tests.fixtures.frames.simulated import network as any_network
 
@@ -16,8 +16,14 @@ def network(name, total_ms=2.0):
     return any_network(name, total_ms, steps=2, groups=50)
 
 
-class Outputs:
-    """A stand-in for the outputs of a job on the device."""
+class Outputs(SimRun):
+    """Outputs that their device records when they are released."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def release(self):
+        self.device.released.append(self)
 
 
 class Device(SimGpu):
@@ -28,10 +34,7 @@ class Device(SimGpu):
         self.released, self.let = [], []
 
     def finish_job(self, encoder, network):
-        return Outputs()
-
-    def release(self, result):
-        self.released.append(result)
+        return Outputs(self)
 
     def release_input(self, value):
         self.let.append(value)

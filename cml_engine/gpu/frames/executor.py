@@ -34,7 +34,7 @@ from cml_engine.gpu.textures.copies import TextureCopies
 from cml_engine.gpu.textures.kernels import kernels_of
 from cml_engine.gpu.timing.timestamp_ring import TimestampRing, TimestampWrites
 from cml_engine.io.frame_gate import frame_gate
-from cml_engine.ir.graph import Array, Fact
+from cml_engine.ir.graph import Fact
 from cml_engine.ir.textures import TextureTarget, on_device
 
 
@@ -199,13 +199,9 @@ class FrameExecutor:
 
     # --- outputs
 
-    def tensor(self, result: Result, name: str) -> GpuTensor:
-        """Returns the output ``name`` as a tensor on the GPU."""
-        return result.tensor(name)
-
     @device_errors()
     def request_read(self, encoder: wgpu.GPUCommandEncoder, result: Readback) -> None:
-        """Records the copy of a job's tensors into mappable memory, for a later :meth:`read`.
+        """Records the copy of a job's tensors into mappable memory, for :meth:`Result.read`.
 
         The copy is postponed to a later frame if the frame can leave no receipt or if running
         models use all of the memory.
@@ -215,17 +211,6 @@ class FrameExecutor:
             self._ring.close()
         else:
             self._readbacks.postpone(result)
-
-    def read(self, result: Result, name: str) -> Array | None:
-        """Returns the output ``name`` as an array if it has arrived on the host, else None.
-
-        Raises the error of the readback if it failed.
-        """
-        return result.value(name)
-
-    def is_reading(self, result: Result) -> bool:
-        """Returns True if a readback of ``result`` is requested or postponed and not arrived."""
-        return result in self._readbacks
 
     @device_errors()
     def copy_to_texture(
@@ -249,10 +234,6 @@ class FrameExecutor:
         Each is the copy's cost and its measured milliseconds.
         """
         return self._copies.collect()
-
-    def release(self, result: Result) -> None:
-        """Frees the memory of a job's outputs, now or once no queued job reads them."""
-        result.release()
 
     # --- frames
 
@@ -430,10 +411,6 @@ class FrameExecutor:
         losses_before, self._losses = self._losses, self.gpu.runs.losses
         return losses_before != self._losses
 
-    def harm(self, run: JobRun) -> str:
-        """Returns the reason why the results of ``run`` are wrong, or "" if no error is known."""
-        return run.harm
-
     def check(self) -> None:
         """Raises :class:`DeviceError` if the device is lost."""
         self._ring.check()
@@ -457,13 +434,17 @@ class FrameExecutor:
 
     # --- jobs
 
-    def accept(self, network: GpuProgram, inputs: Mapping[str, object]) -> dict[str, object]:
+    def accept(
+        self, network: GpuProgram, inputs: Mapping[str, object]
+    ) -> tuple[dict[str, object], Sequence[StepCost]]:
         """Checks the inputs of a future job and returns them by name, with host arrays copied.
 
-        GPU tensors stay alive until :meth:`release_input`.
+        The second value has the costs of the dispatches that load textures before the network
+        runs. GPU tensors stay alive until :meth:`release_input`.
         """
         check_inputs(self.gpu, network, inputs)
-        if loads_of(self.gpu, network.plan, inputs):
+        loads = [load.cost for load in loads_of(self.gpu, network.plan, inputs)]
+        if loads:
             kernels_of(self.gpu).build_ahead(self.gpu)
         network.retained.expect_inputs(inputs)
         accepted: dict[str, object] = {}
@@ -472,11 +453,7 @@ class FrameExecutor:
         for value in inputs.values():
             if isinstance(value, GpuTensor):
                 value.add_reader()
-        return accepted
-
-    def input_steps(self, network: GpuProgram, inputs: Mapping[str, object]) -> Sequence[StepCost]:
-        """Returns the costs of the dispatches that load GPU inputs before the network runs."""
-        return [load.cost for load in loads_of(self.gpu, network.plan, inputs)]
+        return accepted, loads
 
     def release_input(self, value: object) -> None:
         """Releases an accepted input that the job no longer needs; an array needs no release."""

@@ -85,6 +85,11 @@ class Readback:
             self.stop_reading()
         return self._staging is None
 
+    @property
+    def has_arrived(self) -> bool:
+        """True if the bytes have arrived or never will."""
+        return self._data is not None or self.error is not None
+
     def fail(self, error: DeviceError) -> None:
         """Ends the readback with ``error`` because the bytes will never arrive."""
         self.error = error
@@ -179,7 +184,7 @@ class Result(Readback):
             source.buffer, source.offset, target.buffer, target.offset, self.nbytes
         )
 
-    def value(self, name: str) -> Array | None:
+    def read(self, name: str) -> Array | None:
         """Returns the output ``name`` as an array if it has arrived on the host, else None.
 
         Raises :attr:`error` if the readback failed.
@@ -218,9 +223,6 @@ class Readbacks:
     def pending(self) -> bool:
         """True if there are postponed readbacks for :meth:`request_again`."""
         return bool(self._unasked)
-
-    def __contains__(self, result: Readback) -> bool:
-        return result in self._reading or result in self._unasked
 
     def request(self, encoder: wgpu.GPUCommandEncoder, result: Readback, frame: int) -> None:
         """Records the copy of a result into mappable memory; sets ``result.error`` if that fails.

@@ -155,7 +155,7 @@ OTHERS = {
     "Gpu.pipeline", "Session.check_inputs", "FrameScheduler.encode", "FrameScheduler.end_frame",
     "FrameScheduler.record", "FrameScheduler.resume", "FrameScheduler.submit_periodic",
     "FrameScheduler.forget_periodic", "FrameScheduler.render_took", "FrameScheduler.frame_took",
-    "Job.laxity_ms", "Job.release_inputs", "Job.check_done", "Job.undo_end", "Job.find_steps",
+    "Job.laxity_ms", "Job.require_result", "Job.undo_end", "Job.find_steps",
     "Job.network_step", "Job.cancel", "Job.pause", "Job.resume", "Job.output",
     "Job.add_done_callback", "Job.raise_unless_done",
 }  # fmt: skip
