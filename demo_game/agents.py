@@ -24,6 +24,7 @@ from cml_engine.demo_game.world.tile import MAX_LEVEL, TileId
 
 if TYPE_CHECKING:  # needs a GPU
     from cml_engine.demo_game.render.binding import BufferPart
+    from cml_engine.scheduler import CostModel, StepCost
 
 
 def tile_input(tile: TileId, seed: int) -> Array:
@@ -103,15 +104,25 @@ class Agents:
             name: cml.Session(graph, gpu, deferred=True) for name, graph in chain.graphs.items()
         }
 
-    def costs_by_level(self, coarsest_ms: float) -> dict[int, float]:
-        """Returns estimated milliseconds of a tile of each level, by those of a coarsest one."""
+    def costs_by_level(self, model: CostModel) -> dict[int, float]:
+        """Returns estimated milliseconds of a tile of each level.
 
-        def flops(level: int) -> float:
-            plans = (self.sessions[n].plan for n in self.chain.sessions_for(TileId(level, 0, 0)))
-            return sum(step.cost.flops for plan in plans if plan for step in plan.steps)
+        The networks of a coarsest tile must have run: the costs that ``model`` has learned of them
+        say how fast the device is.
+        """
 
-        ms_per_flop = coarsest_ms / flops(MAX_LEVEL)
-        return {level: ms_per_flop * flops(level) for level in range(MAX_LEVEL + 1)}
+        def costs(level: int) -> list[StepCost]:
+            names = self.chain.sessions_for(TileId(level, 0, 0))
+            plans = [self.sessions[name].plan for name in names]
+            return [cost for plan in plans if plan for cost in plan.step_costs()]
+
+        coarsest = costs(MAX_LEVEL)
+        coarsest_ms = sum(model.predict_ms(cost, cost.groups) for cost in coarsest)
+        ms_per_flop = coarsest_ms / sum(cost.flops for cost in coarsest)
+        return {
+            level: ms_per_flop * sum(cost.flops for cost in costs(level))
+            for level in range(MAX_LEVEL + 1)
+        }
 
     def build_ahead(self, level: int) -> None:
         """Starts to build the kernels of the networks that a tile of this level needs.

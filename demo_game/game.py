@@ -84,9 +84,10 @@ SPARE_SLOTS = 8
 #: on a software driver only every 16th frame times its passes, to learn the overlay's share:
 #: timestamps make frames longer, and waiting for the picture already gives its time
 _TIMED_EVERY = 16
-#: pictures that are measured after a first one, to fit the machine, and the tiles after which the
-#: cost of a tile is known
-_PICTURES, _KNOWN_TILES = 5, 4
+#: pictures that are measured after a first one, to fit the machine
+_PICTURES = 5
+#: tiles after which the cost of a tile is known within a half: the first runs of kernels take long
+_KNOWN_TILES = 12
 #: frames until imgui's windows have their final sizes
 _OVERLAY_FRAMES = 4
 #: frames between two selections of tiles: flying over a tile takes many frames
@@ -398,11 +399,9 @@ class Game:
                 fit.fit_picture(partial(self._measure_picture, camera, now_s))
                 self._take_over(fit)
         elif self.streaming.counts.finished >= _KNOWN_TILES:
-            tile_ms = self.streaming.predict_tile_ms()
-            if tile_ms is not None:
-                costs = self.agents.costs_by_level(tile_ms)
-                fit.fit_tiles(costs, self._seen[1].position, self.settings.seed)
-                self._take_over(fit)
+            costs = self.agents.costs_by_level(self.scheduler.cost_model)
+            fit.fit_tiles(costs, self._seen[1].position, self.settings.seed)
+            self._take_over(fit)
 
     def _take_over(self, fit: MachineFit) -> None:
         """Uses what was chosen for the machine so far, and reports it once all is chosen."""

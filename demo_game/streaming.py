@@ -199,14 +199,6 @@ class Streaming:
                 yield need.tile
                 self._request(need, now_s)
 
-    def predict_tile_ms(self) -> float | None:
-        """Returns the predicted milliseconds of the networks of a tile that has not begun.
-
-        None if all requested tiles have begun.
-        """
-        waiting = (t.jobs.values() for t in self.making.values() if t.jobs and t.progress == 0.0)
-        return max((sum(job.remaining_ms for job in jobs) for jobs in waiting), default=None)
-
     @property
     def _busy(self) -> bool:
         """True if there is enough unfinished work for the coming frames."""
