@@ -61,7 +61,7 @@ def name_of(step: Step) -> str:
         parts.append(f"{d['TAPS']} taps")
     if "ROWS" in d and "COLUMNS" in d:
         parts.append(f"{d['ROWS']}×{d['COLUMNS']}")
-    if stem == "movement":
+    if stem == "strided_copy":
         parts.append(f"{d['RANK']} axes")
     return " ".join(parts)
 

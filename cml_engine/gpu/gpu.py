@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.frames.executor import FrameExecutor
 from cml_engine.gpu.memory.tensors import GpuTensor, tensor_in
-from cml_engine.gpu.textures.kernels import kernels_of
+from cml_engine.gpu.textures.pipelines import kernels_of
 from cml_engine.gpu.timing.frame_timer import FrameTimer
 from cml_engine.ir.graph import Fact
 

@@ -26,7 +26,8 @@ from cml_engine.ops.declaration.expression import (
 from cml_engine.ops.declaration.registry import add, find_builtin, load_families
 from cml_engine.ops.declaration.spec import Case, OpSpec, Tolerance, elementwise_cost
 from cml_engine.ops.declaration.tolerances import sum_of, tolerance_of_calls
-from cml_engine.ops.elementwise.elementwise_op import ELEMENTWISE, cases_of, cpu, infer, kernel_of
+from cml_engine.ops.elementwise.elementwise_op import ELEMENTWISE, cases_of, cpu, infer
+from cml_engine.ops.elementwise.kernels.elementwise import kernel_of
 
 _PACKAGE = Path(__file__).parents[1]
 #: the file of operators that is being loaded

@@ -21,7 +21,7 @@ from cml_engine.ops.declaration.lowering import Lowering, kind_of, whole
 from cml_engine.ops.declaration.registry import derive_by, lookup
 from cml_engine.ops.declaration.spec import NO_TRAITS, Dispatch, LiveParams, OpSpec
 from cml_engine.ops.elementwise.elementwise_op import cpu as formula_cpu
-from cml_engine.ops.elementwise.elementwise_op import kernel_of
+from cml_engine.ops.elementwise.kernels.elementwise import KERNEL_PATH, kernel_of
 
 _NAME = re.compile(r"(\w+)\[([\w,]+)\]")
 
@@ -61,7 +61,7 @@ def is_read_by_formula(spec: OpSpec) -> bool:
     return (
         kernel is not None
         and formula is not None
-        and kernel.path == "elementwise/elementwise.hlsl"
+        and kernel.path == KERNEL_PATH
         and formula.arity + len(formula.attrs) <= len(LETTERS)
     )
 

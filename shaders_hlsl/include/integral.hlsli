@@ -1,5 +1,5 @@
 // The functions of the integer operators and of the operators that round floats to whole numbers
-// (cml_engine/ops/elementwise/integers.py). Cases that C leaves undefined are defined here.
+// (cml_engine/ops/elementwise/elementwise.py). Cases that C leaves undefined are defined here.
 #ifndef CML_INTEGRAL
 #define CML_INTEGRAL
 

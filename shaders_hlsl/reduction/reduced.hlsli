@@ -1,4 +1,4 @@
-// Offsets of a reduction's elements, from the parameters of cml_engine/ops/reduction/gpu.py.
+// Offsets of a reduction's elements, from the parameters of cml_engine/ops/reduction/reduce.py.
 #ifndef CML_REDUCED
 #define CML_REDUCED
 

@@ -1,5 +1,5 @@
 // Shared by the kernels between textures and tensors: the parameters (Params in
-// cml_engine/gpu/textures/kernels.py; each kernel states their meaning), and the entry point, which
+// cml_engine/gpu/textures/pipelines.py; each kernel states their meaning), and the entry point, which
 // calls the kernel's `cml_item` for each item. Workgroups may run in any order and in any slices.
 #ifndef CML_ITEM
 #define CML_ITEM

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from cml_engine.ir.graph import Attrs, Epilogue, Graph, Node
 from cml_engine.ops.declaration.registry import formula_of, lookup
-from cml_engine.ops.elementwise.elementwise_op import MAX_OPERANDS
+from cml_engine.ops.elementwise.kernels.elementwise import MAX_OPERANDS
 
 #: the most operators in one kernel; a GELU written out is nine. The kernel repeats them sixteen
 #: times, so each adds up to 60 ms to its compilation

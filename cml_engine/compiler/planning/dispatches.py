@@ -46,7 +46,7 @@ from cml_engine.ops.declaration.lowering import (
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec
 from cml_engine.ops.declaration.split_bindings import SplitBinding
-from cml_engine.ops.elementwise.elementwise_op import CHAIN
+from cml_engine.ops.elementwise.kernels.elementwise import CHAIN
 
 #: the caller's decisions: by kind (``"kernel"``, ``"layout"``, …), the option of each tensor of the
 #: optimized graph; a kernel is listed by the first result of its operator

@@ -30,8 +30,8 @@ from cml_engine.gpu.native import device_error, device_errors, poll
 from cml_engine.gpu.program.inputs import Load, check_on_device, is_array, loads_of
 from cml_engine.gpu.program.preparation import BUILDER
 from cml_engine.gpu.program.program import GpuProgram
-from cml_engine.gpu.textures.copies import TextureCopies
-from cml_engine.gpu.textures.kernels import kernels_of
+from cml_engine.gpu.textures.pack import TextureCopies
+from cml_engine.gpu.textures.pipelines import kernels_of
 from cml_engine.gpu.timing.timestamp_ring import TimestampRing, TimestampWrites
 from cml_engine.io.frame_gate import frame_gate
 from cml_engine.ir.graph import Fact

@@ -3,153 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 
 import wgpu
 
-from cml_engine.compiler.plan import Plan, StepCost, TensorPlace
+from cml_engine.compiler.plan import Plan
 from cml_engine.errors import InputError
 from cml_engine.gpu.device import Device
-from cml_engine.gpu.memory.allocator import Allocation, BufferRange
 from cml_engine.gpu.memory.tensors import GpuTensor
 from cml_engine.gpu.native import device_errors
-from cml_engine.gpu.program.memory import TENSOR_USAGE, Residency
-from cml_engine.gpu.textures.kernels import (
-    Params,
-    check_bound,
-    kernels_of,
-    level_size,
-    step_cost,
-    texture_format,
-)
-from cml_engine.ir.graph import Array, Fact
-from cml_engine.ir.layout import block_words
-from cml_engine.ir.textures import TextureInput, by_channel, on_device, planes
-
-#: the modes of ``textures/load.hlsl``
-_MODES = {None: 0, "nearest": 0, "bilinear": 1, "area": 2}
-
-
-class _KernelLoad:
-    """A dispatch that runs before a network's own steps and writes to one of its inputs.
-
-    It is created before the network has memory.
-    """
-
-    kernel = ""
-
-    def __init__(self, gpu: Device, params: Params, cost: StepCost) -> None:
-        self._gpu, self._params = gpu, params
-        #: the step's cost for the scheduler
-        self.cost = cost
-        self._bind_group: wgpu.GPUBindGroup | None = None
-
-    def encode_range(self, compute: wgpu.GPUComputePassEncoder, first: int, count: int) -> None:
-        """Records workgroups ``[first, first + count)`` of the dispatch into a compute pass."""
-        at_once = self.cost.groups != self._params.groups
-        part = (0, self._params.groups) if at_once else (first, first + count)
-        kernels = kernels_of(self._gpu)
-        kernels.dispatch(compute, self.kernel, self._bind_group, self._params, part)
-
-    def encode_all(self, compute: wgpu.GPUComputePassEncoder) -> None:
-        """Records all workgroups of the dispatch into a compute pass."""
-        self.encode_range(compute, 0, self.cost.groups)
-
-
-class NumbersLoad(_KernelLoad):
-    """A dispatch that quantizes an input's real numbers to the words of an integer network."""
-
-    kernel = "enter"
-
-    def __init__(self, gpu: Device, name: str, place: TensorPlace) -> None:
-        assert place.conversion is not None
-        batch, channels, *spatial = place.fact.shape
-        rule, block_size = place.conversion, block_words(place.layout)
-        params = Params(
-            batch * -(-channels // 4) * prod(spatial),
-            (channels, prod(spatial), 0, block_size),
-            scale=(rule.inverse, rule.low, rule.high, 0.0),
-        )
-        super().__init__(gpu, params, step_cost("enter", f"enter '{name}'", params, 4 + block_size))
-        self._nbytes = place.fact.nbytes
-        self._numbers: Allocation | None = None
-
-    def bind(self, network: str, target: BufferRange) -> BufferRange:
-        """Binds the memory of the resulting words; returns memory to which the numbers must go.
-
-        That memory is freed with this object.
-        """
-        memory = self._gpu.memory
-        numbers = memory.allocate(self._nbytes, TENSOR_USAGE, owner=network, category="staging")
-        numbers.free_with_owner(self)
-        source = numbers.binding(0, self._nbytes)
-        self._bind_group = kernels_of(self._gpu).bind_group(
-            self.kernel,
-            numbers.buffer,
-            (*source.values(), *target.values()),
-            lambda: [source, target],
-        )
-        return source
-
-
-class TextureLoad(_KernelLoad):
-    """A dispatch that reads a texture into the input ``name`` of a network.
-
-    The constructor raises :class:`InputError` if texture and tensor do not fit.
-    """
-
-    kernel = "load"
-
-    def __init__(self, gpu: Device, name: str, fact: Fact, source: TextureInput) -> None:
-        label = f"input '{name}'"
-        texel_format = texture_format(gpu, label, source.texture, written=False)
-        picture = planes(label, fact, source.layout)
-        check_bound(gpu, label, fact.nbytes, "give it as an array or in a buffer (gpu.tensor)")
-        width, height = level_size(label, source.texture, source.layer, source.mip)
-        if source.resize is None and (width, height) != (picture.width, picture.height):
-            raise InputError(
-                f"{label}: the texture is {width} x {height}, the tensor {picture.width} x "
-                f"{picture.height}: say resize='bilinear' (or 'area', 'nearest')"
-            )
-        count = picture.channels
-        params = Params(
-            picture.pixels,
-            (picture.width, picture.height, width, height),
-            (*picture.strides, count),
-            (*source.picked(label, texel_format, count), *[0] * (4 - count)),
-            by_channel(source.scale, count, f"{label}: scale"),
-            by_channel(source.shift, count, f"{label}: shift"),
-            (_MODES[source.resize], source.srgb),
-        )
-        samples_per_pixel = {"bilinear": 4.0, "area": max(1.0, width * height / picture.pixels)}
-        samples = samples_per_pixel.get(source.resize or "", 1.0)
-        words_per_pixel = count + texel_format.texel_bytes / 4 * samples
-        title = f"load_texture '{name}'"
-        cost = step_cost("load_texture", title, params, words_per_pixel, source.at_once)
-        super().__init__(gpu, params, cost)
-        self._source = source
-
-    def bind(self, target: BufferRange) -> None:
-        """Binds the texture to read and the memory to write."""
-        source = self._source
-
-        def view() -> wgpu.GPUTextureView:
-            return source.texture.create_view(
-                dimension="2d",
-                base_array_layer=source.layer,
-                array_layer_count=1,
-                base_mip_level=source.mip,
-                mip_level_count=1,
-            )
-
-        view()  # a destroyed texture raises an error here, not at the host's submit
-        self._bind_group = kernels_of(self._gpu).bind_group(
-            self.kernel,
-            source.texture,
-            (source.layer, source.mip, *target.values()),
-            lambda: [view(), target],
-        )
-
+from cml_engine.gpu.program.memory import Residency
+from cml_engine.gpu.textures.enter import NumbersLoad
+from cml_engine.gpu.textures.load import TextureLoad
+from cml_engine.gpu.textures.pipelines import kernels_of
+from cml_engine.ir.graph import Array
+from cml_engine.ir.textures import TextureInput, on_device
 
 #: a step that runs before a network's own steps
 Load = TextureLoad | NumbersLoad

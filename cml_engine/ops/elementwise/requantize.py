@@ -19,7 +19,8 @@ from cml_engine.ops.common import integer_arrays as arrays
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import formula_of
 from cml_engine.ops.declaration.spec import EXACT, Case, Dispatch, Kernel, Traits
-from cml_engine.ops.elementwise.elementwise_op import declare, lower_formula
+from cml_engine.ops.elementwise.elementwise_op import declare
+from cml_engine.ops.elementwise.kernels.elementwise import lower_formula
 from cml_engine.ops.movement import shuffle
 
 _RANDOM = np.random.default_rng(17)

@@ -1,4 +1,4 @@
-"""The operators ``gather_elements``, ``scatter_elements`` and ``scatter_nd``.
+"""The operators ``scatter_elements`` and ``scatter_nd``.
 
 Each element or row has its own index; a negative index counts from the end. Updates of the same
 slot are applied in their order, so the result is bit-identical in every run. Indices are data that
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.errors import InputError, ShapeError
+from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, AttrValue, Fact
 from cml_engine.ops.common.shapes import (
     MAX_RANK,
@@ -25,14 +25,13 @@ from cml_engine.ops.common.shapes import (
 from cml_engine.ops.declaration.lowering import LOOP_ITERATIONS, MAX_ITERATIONS, Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
-    EXACT,
     Case,
     Dispatch,
+    Kernel,
     OpSpec,
     Random,
     Tolerance,
     engine_kernel,
-    gathered_cost,
     moving_cost,
 )
 
@@ -210,7 +209,7 @@ def _walk_lists(
     fact = op.inputs[0]
     lists = _lists(places_of(op.attrs, indices, fact.shape)[0])
     hits = int(lists[0])
-    yield _step(op, "COPY", fact.size, (x, y), "uint uint")
+    yield _step(op, _COPY, fact.size, (x, y), "uint uint")
     if hits == 0:
         return
     shape = "x".join(map(str, fact.shape))
@@ -218,7 +217,7 @@ def _walk_lists(
     longest = int(np.diff(lists[1 + hits : 2 + 2 * hits]).max())
     for begin in range(0, longest, MAX_ITERATIONS):
         params = {"row": row, "begin": begin, "end": begin + MAX_ITERATIONS, "kind": reduction}
-        yield _step(op, "LISTED", hits * row, (packed, updates, y), "int uint uint", **params)
+        yield _step(op, _APPLY_LISTS, hits * row, (packed, updates, y), "int uint uint", **params)
 
 
 def _lists(slots_of_updates: Array) -> Array:
@@ -242,33 +241,41 @@ def _mark_updates(op: Lowering, row: int, marks: Mapping[str, AttrValue]) -> Ite
     (x, indices, updates), (y,) = op.in_names, op.out_names
     size, count = op.inputs[0].size, op.inputs[2].size // row
     winners = op.scratch(size // row)
-    yield _step(op, "CLEAR", size // row, (winners,), "uint")
-    yield _step(op, "MARK", count, (indices, winners), "int uint", **marks)
-    yield _step(op, "TAKE", size, (x, updates, winners, y), "uint uint uint uint", row=row)
+    yield _step(op, _CLEAR, size // row, (winners,), "uint")
+    yield _step(op, _MARK, count, (indices, winners), "int uint", **marks)
+    yield _step(op, _TAKE, size, (x, updates, winners, y), "uint uint uint uint", row=row)
 
 
 def _step(
-    op: Lowering, name: str, threads: int, tensors: tuple[str, ...], types: str, **params: AttrValue
+    op: Lowering,
+    kernel: Kernel,
+    threads: int,
+    tensors: tuple[str, ...],
+    types: str,
+    **params: AttrValue,
 ) -> Dispatch:
     stated = {**_NOTHING, **params}
-    return for_each(op, threads, stated, {name: 1}, types=types, tensors=tensors, kernel=_STEPS)
+    return for_each(op, threads, stated, types=types, tensors=tensors, kernel=kernel)
 
 
 _NOTHING: Mapping[str, AttrValue] = {
     **dict.fromkeys(("row", "begin", "end", "kind", "slots", "by_rows", "rank", "step"), 0),
     **dict.fromkeys(("extent", "stride"), [0]),
 }
-_STEPS = engine_kernel(
-    "indexing/scatter_steps.hlsl",
-    "n:u row:u begin:u end:u kind:u slots:u by_rows:u rank:u step:u "
-    f"extent:u{MAX_RANK} stride:u{MAX_RANK}",
+_COPY, _APPLY_LISTS, _CLEAR, _MARK, _TAKE = (
+    engine_kernel(
+        f"indexing/scatter/{name}.hlsl",
+        "n:u row:u begin:u end:u kind:u slots:u by_rows:u rank:u step:u "
+        f"extent:u{MAX_RANK} stride:u{MAX_RANK}",
+    )
+    for name in ("copy", "apply_lists", "clear", "mark", "take")
 )
 _PARAMS = (
     "n:u lines:u slots:u segment:u kind:u begin:u end:u by_rows:u places:u rank:u to_step:u step:u "
     + " ".join(f"{name}:u{MAX_RANK}" for name in ("limit", "extent", "reach", "to", "start"))
 )
 _ELEMENTS, _ROWS = (
-    engine_kernel("indexing/scatter.hlsl", _PARAMS, lower=lower)
+    engine_kernel("indexing/scatter/search.hlsl", _PARAMS, lower=lower)
     for lower in (_elements_lower, _rows_lower)
 )
 
@@ -279,7 +286,7 @@ _COMBINE = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maxi
 # --- shapes -------------------------------------------------------------------------------------
 
 
-def _check_other_axes(x: Fact, indices: Fact, axis: int) -> None:
+def check_other_axes(x: Fact, indices: Fact, axis: int) -> None:
     """Raises :class:`ShapeError` if the indices do not fit ``x``.
 
     They must be integers of the same rank, and must not exceed ``x`` along axes other than
@@ -296,13 +303,6 @@ def _check_other_axes(x: Fact, indices: Fact, axis: int) -> None:
         )
 
 
-def _gather_infer(attrs: Attrs, x: Fact, indices: Fact) -> Fact:
-    _check_other_axes(x, indices, attrs.axis)
-    if x.shape[attrs.axis] == 0 < indices.size:
-        raise ShapeError(f"axis {attrs.axis} of {x} is empty: {indices} find nothing in it")
-    return Fact(x.dtype, indices.shape)
-
-
 def _check_updates(attrs: Attrs, x: Fact, updates: Fact, shape: Sequence[int]) -> None:
     if updates != Fact(x.dtype, tuple(shape)):
         raise ShapeError(f"updates are {updates}, wanted {x.dtype}{list(shape)}")
@@ -312,7 +312,7 @@ def _check_updates(attrs: Attrs, x: Fact, updates: Fact, shape: Sequence[int]) -
 
 
 def _elements_infer(attrs: Attrs, x: Fact, indices: Fact, updates: Fact) -> Fact:
-    _check_other_axes(x, indices, attrs.axis)
+    check_other_axes(x, indices, attrs.axis)
     _check_updates(attrs, x, updates, indices.shape)
     return x
 
@@ -326,20 +326,6 @@ def _nd_infer(attrs: Attrs, x: Fact, indices: Fact, updates: Fact) -> Fact:
 
 
 # --- on the CPU ---------------------------------------------------------------------------------
-
-
-def _gather_cpu(attrs: Attrs, x: Array, indices: Array) -> Array:
-    axis = attrs.axis
-    extent = x.shape[axis]
-    positions = np.where(indices < 0, indices + extent, indices)
-    wrong = indices[(positions < 0) | (positions >= extent)]
-    if wrong.size:
-        raise InputError(
-            f"gather_elements index {wrong.flat[0]} is not in axis {axis}, wanted {-extent} to "
-            f"{extent - 1} ({wrong.size} of {indices.size} are wrong); on a GPU they are clamped"
-        )
-    selection = [slice(None) if d == axis else slice(n) for d, n in enumerate(indices.shape)]
-    return np.take_along_axis(x[tuple(selection)], positions, axis)
 
 
 def _scatter_cpu(
@@ -360,27 +346,6 @@ def _scatter_cpu(
     return y.reshape(x.shape)
 
 
-# --- on the GPU ---------------------------------------------------------------------------------
-
-
-def _gather_lower(op: Lowering) -> Iterator[Dispatch]:
-    x, indices = op.inputs
-    axis, strides = op.attrs.axis, contiguous_strides(x.shape)
-    params = {
-        "rank": x.rank,
-        "extent": indices.shape,
-        "stride": [0 if d == axis else s for d, s in enumerate(strides)],
-        "slots": x.shape[axis],
-        "step": strides[axis],
-    }
-    yield for_each(op, indices.size, params, {"GATHER": 1}, types="uint int uint")
-
-
-_GATHER = engine_kernel(
-    "indexing/scatter.hlsl",
-    f"n:u rank:u extent:u{MAX_RANK} stride:u{MAX_RANK} slots:u step:u",
-    lower=_gather_lower,
-)
 # --- the operators ------------------------------------------------------------------------------
 
 
@@ -403,27 +368,6 @@ def _small_integers(*shape: int) -> Random:
 
 def _logical(*shape: int) -> Random:
     return Random(shape, dtype="logical")
-
-
-define(
-    OpSpec(
-        "gather_elements",
-        infer=_gather_infer,
-        cpu=_gather_cpu,
-        kernel=_GATHER,
-        cost=gathered_cost,
-        tolerance=EXACT,
-        cases=[
-            Case(((4, 5), _index(4, 3, 5)), {"axis": 0}, "first axis"),
-            Case(((4, 5), _index(5, 2, 70)), {"axis": 1}, "fewer lines, longer ones"),
-            Case((_small_integers(2, 3, 4, 5), _index(3, 1, 6, 4, 2)), {"axis": 1}, "integers"),
-            Case((_logical(7), _index(7, 3)), {"axis": 0}, "logical"),
-            Case(((1, 1), _index(1, 1, 9)), {"axis": 1}, "extent 1"),
-            Case(((2, 0), _index(2, 2, 0)), {"axis": 0}, "empty"),
-            Case(((1, 2, 1, 3, 1, 2, 1, 3), _index(2, 1, 4, 1, 3, 1, 2, 1, 3)), {"axis": 1}),
-        ],
-    )
-)
 
 
 def _elements_cases() -> Iterator[Case]:

@@ -1,8 +1,9 @@
-"""The declarations of the operators ``matmul`` and ``linear``; ``gpu.py`` has their kernels."""
+"""The declarations of the operators ``matmul`` and ``linear``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,9 +19,13 @@ from cml_engine.ops.declaration.spec import (
     Random,
     Tolerance,
     Traits,
-    engine_kernel,
 )
-from cml_engine.ops.matmul.gpu import PARAMS, lower_linear, lower_matmul, takes_packed_weights
+from cml_engine.ops.matmul.kernels.matmul import (
+    KERNEL,
+    lower_linear,
+    lower_matmul,
+    takes_packed_weights,
+)
 
 _SUMS = Tolerance(
     1e-5,
@@ -100,12 +105,7 @@ define(
         infer=_matmul_infer,
         cpu=_matmul_cpu,
         # a PReLU's slopes go by axis 1, which is not always the columns here
-        kernel=engine_kernel(
-            "matmul/matmul.hlsl",
-            PARAMS,
-            lower=lower_matmul,
-            epilogues="places",
-        ),
+        kernel=replace(KERNEL, lower=lower_matmul, epilogues="places"),
         cost=_cost,
         tolerance=_SUMS,
         traits=Traits(
@@ -140,9 +140,7 @@ define(
         "linear",
         infer=_linear_infer,
         cpu=_linear_cpu,
-        kernel=engine_kernel(
-            "matmul/matmul.hlsl", PARAMS, lower=lower_linear, epilogues="channels"
-        ),
+        kernel=replace(KERNEL, lower=lower_linear, epilogues="channels"),
         cost=_cost,
         tolerance=_SUMS,
         traits=Traits(

@@ -8,6 +8,7 @@ unsqueeze move nothing: their result is the input's memory. The others are strid
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from math import prod
 
@@ -25,13 +26,12 @@ from cml_engine.ops.common.shapes import (
     fill_reshape,
 )
 from cml_engine.ops.common.window import exclude_axes, gather_rows, scale_rows
-from cml_engine.ops.declaration.lowering import Lowering, for_each
+from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.scratch import Scratch
 from cml_engine.ops.declaration.spec import (
     EXACT,
     Case,
-    Cost,
     Cpu,
     Dispatch,
     OperandRows,
@@ -42,11 +42,11 @@ from cml_engine.ops.declaration.spec import (
     RowsOf,
     Traits,
     along_axis,
-    engine_kernel,
     transposed_axis,
 )
 from cml_engine.ops.declaration.spec import elementwise_cost as _cost
-from cml_engine.ops.movement.strided_copy import box, copy_regions, memory_shape
+from cml_engine.ops.movement.join import join_blocks
+from cml_engine.ops.movement.strided_copy import KERNEL, box, copy_regions, memory_shape
 
 _MOVE = _cost(0)
 
@@ -240,7 +240,7 @@ define(
         cpu=lambda attrs, x: np.ascontiguousarray(x.transpose(_order(attrs, x.ndim))).reshape(
             _transpose_infer(attrs, fact_from(x)).shape
         ),
-        kernel=engine_kernel("movement/movement.hlsl", lower=_transpose_lower),
+        kernel=replace(KERNEL, lower=_transpose_lower),
         cost=_MOVE,
         tolerance=EXACT,
         traits=Traits(rows=_transpose_rows),
@@ -328,36 +328,9 @@ def _join_lower(op: Lowering) -> Iterator[Dispatch]:
     channels = [f.shape[1] for f in op.inputs if f.rank > 1]
     across = op.attrs.axis == 1 and any(count % 4 for count in channels[:-1])
     if across and op.is_blocked(op.out_names[0]):
-        yield from _join_blocks(op, channels)
+        yield from join_blocks(op, channels)
     else:
         yield from _parts(op, op.in_names, op.out_names[0], joins=True)
-
-
-def _join_blocks(op: Lowering, channels: Sequence[int]) -> Iterator[Dispatch]:
-    """Yields a dispatch per operand that concatenates channels in blocks of four.
-
-    For parts that begin within a block; they must be written one after the other.
-    """
-    target, first = op.out_names[0], 0
-    batch, total, *spatial = op.outputs[0].shape
-    for name, count in zip(op.in_names, channels, strict=True):
-        n_blocks = -(-(first + count) // 4) - first // 4
-        params = {
-            "channels": count,
-            "volume": prod(spatial),
-            "first": first,
-            "depth": -(-total // 4),
-            "touched": n_blocks,
-        }
-        yield for_each(
-            op, batch * n_blocks * prod(spatial) if count else 0, params,
-            types=f"{op.vector_type(name)} {op.vector_type(target)}", tensors=(name, target),
-            kernel=_JOIN, cost=Cost(0, op.nbytes(name), op.nbytes(name)),
-        )  # fmt: skip
-        first += count
-
-
-_JOIN = engine_kernel("movement/join.hlsl", "n:u channels:u volume:u first:u depth:u touched:u")
 
 
 def _part_lower(op: Lowering) -> Iterator[Dispatch]:
@@ -401,8 +374,8 @@ define(
         infer=_concat_infer,
         cpu=lambda attrs, *values: np.concatenate(values, attrs.axis),
         prepare=prepare_concat,
-        kernel=engine_kernel(
-            "movement/movement.hlsl",
+        kernel=replace(
+            KERNEL,
             lower=_join_lower,
             layouts="joins",
             half="alike",
@@ -431,7 +404,7 @@ define(
         "stack",
         infer=_stack_infer,
         cpu=lambda attrs, *values: np.stack(values, attrs.axis),
-        kernel=engine_kernel("movement/movement.hlsl", lower=_join_lower),
+        kernel=replace(KERNEL, lower=_join_lower),
         cost=_MOVE,
         tolerance=EXACT,
         traits=Traits(parts=Parts(joined=True, place=along_axis)),
@@ -449,8 +422,8 @@ define(
         "split",
         infer=_split_infer,
         cpu=_split_cpu,
-        kernel=engine_kernel(
-            "movement/movement.hlsl",
+        kernel=replace(
+            KERNEL,
             lower=_part_lower,
             layouts="blocks",
             half="alike",
@@ -474,7 +447,7 @@ define(
         "unstack",
         infer=_unstack_infer,
         cpu=lambda attrs, x: [x.take(i, attrs.axis) for i in range(x.shape[attrs.axis])],
-        kernel=engine_kernel("movement/movement.hlsl", lower=_part_lower),
+        kernel=replace(KERNEL, lower=_part_lower),
         cost=_MOVE,
         tolerance=EXACT,
         traits=Traits(parts=Parts(joined=False, place=along_axis)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -33,11 +34,11 @@ from cml_engine.ops.declaration.spec import (
     RowMapping,
     Traits,
     elementwise_cost,
-    engine_kernel,
     selection_cost,
     transposed_axes,
 )
 from cml_engine.ops.movement.strided_copy import (
+    KERNEL,
     Copy,
     box,
     copy_regions,
@@ -205,9 +206,7 @@ define(
         infer=_slice_infer,
         cpu=_slice_cpu,
         prepare=_prepare_slice,
-        kernel=engine_kernel(
-            "movement/movement.hlsl", lower=_slice_lower, layouts="blocks", half=_half
-        ),
+        kernel=replace(KERNEL, lower=_slice_lower, layouts="blocks", half=_half),
         cost=selection_cost,
         tolerance=EXACT,
         traits=Traits(transposed_axes, Parts(joined=False, place=_place), rows=_slice_rows),
@@ -263,7 +262,7 @@ define(
         "tile",
         infer=_tile_infer,
         cpu=lambda attrs, x: np.tile(x, attrs.repeats),
-        kernel=engine_kernel("movement/movement.hlsl", lower=_tile_lower),
+        kernel=replace(KERNEL, lower=_tile_lower),
         cost=elementwise_cost(0),
         tolerance=EXACT,
         traits=Traits(rows=_tile_rows),

@@ -34,8 +34,8 @@ _LONG_ROW = 4 * _ITEMS
 #: a matrix is transposed through groupshared memory from this side on
 _TILE_SIDE, _TILE_MIN = 32, 8
 
-_COPY = engine_kernel("movement/movement.hlsl", _PARAMS, group=_GROUP)
-_TILED = engine_kernel("movement/movement.hlsl", _PARAMS, group=256)
+KERNEL = engine_kernel("movement/strided_copy.hlsl", _PARAMS, group=_GROUP)
+_TILED = replace(KERNEL, group=256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def _copy_dispatch(
             "T1_TYPE": item,
             **({"ROWS": 1} if by_rows else {}),
         },
-        kernel=_COPY,
+        kernel=KERNEL,
         cost=_cost(copy.size * width),
     )
 

@@ -35,9 +35,9 @@ from cml_engine.ops.declaration.spec import (
     Tolerance,
     Traits,
 )
-from cml_engine.ops.elementwise.elementwise_op import operands
+from cml_engine.ops.elementwise.kernels.elementwise import operands
 from cml_engine.ops.pooling import cpu as pool_cpu
-from cml_engine.ops.pooling.gpu import Layouts, Sliding, pool_kernel, slide
+from cml_engine.ops.pooling.pool import Layouts, Sliding, pool_kernel, slide
 
 # ---------------------------------------------------------------- shapes
 

@@ -1,6 +1,6 @@
 """The reductions: sum, mean, product, min, max, their positions, any, all, softmax and moments.
 
-Reduced dimensions keep extent 1. A large reduction is done in stages (``gpu.py``): every
+Reduced dimensions keep extent 1. A large reduction is done in stages (``reduce.py``): every
 workgroup takes a bounded number of elements, so that the scheduler can stop between any two.
 """
 
@@ -35,8 +35,9 @@ from cml_engine.ops.declaration.spec import (
     Traits,
     transposed_axes,
 )
-from cml_engine.ops.elementwise.elementwise_op import operands
-from cml_engine.ops.reduction.gpu import Reduction, base_kernel, reduction, softmax
+from cml_engine.ops.elementwise.kernels.elementwise import operands
+from cml_engine.ops.reduction.reduce import Reduction, base_kernel, reduction
+from cml_engine.ops.reduction.softmax import softmax
 
 SUM = Tolerance(4e-6, 1e-5, "sums in another order, of blocks of 32 terms, then of such sums")
 PRODUCT = Tolerance(

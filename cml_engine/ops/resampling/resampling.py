@@ -6,26 +6,25 @@ of four channels, where one item holds the values of four channels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from math import prod
 from operator import floordiv, mul
-from typing import Literal
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from cml_engine.errors import ShapeError
-from cml_engine.ir.graph import Array, Attrs, Fact, Node
+from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.ops.common.shapes import (
     check_sizes,
     check_spatial,
     check_word,
     contiguous_strides,
-    inner_first,
 )
 from cml_engine.ops.common.window import gather_rows, scale_rows
-from cml_engine.ops.declaration.lowering import Lowering, for_each
+from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.scratch import Scratch
 from cml_engine.ops.declaration.spec import (
@@ -33,9 +32,7 @@ from cml_engine.ops.declaration.spec import (
     SUMMATION,
     Case,
     Cpu,
-    Defines,
     Dispatch,
-    Half,
     Kernel,
     OperandRows,
     OpSpec,
@@ -44,23 +41,20 @@ from cml_engine.ops.declaration.spec import (
     Tolerance,
     Traits,
     elementwise_cost,
-    engine_kernel,
     moving_cost,
     selection_cost,
-    word,
 )
-from cml_engine.ops.elementwise.elementwise_op import Operand
+from cml_engine.ops.movement.strided_copy import KERNEL as STRIDED_COPY
 from cml_engine.ops.movement.strided_copy import (
     box,
     copy_regions,
     memory_shape,
 )
-from cml_engine.ops.reduction.gpu import Reduction, reduction
+from cml_engine.ops.resampling.resample import KERNEL, half_of_area, lower_area, lower_multilinear
 from cml_engine.ops.resampling.resize import weigh_taps
 
 _METHODS = ("symmetric", "asymmetric", "aligned")
 _BORDERS = ("replicate", "constant", "reflect", "reflect-even")
-_ITEMS = 4
 
 
 # --- shapes -------------------------------------------------------------------------------------
@@ -231,81 +225,9 @@ def _nearest_lower(up: bool, op: Lowering) -> Iterator[Dispatch]:
     return copy_regions(op, source, target, box(extents, src_steps, dst_steps))
 
 
-def _resample(op: Lowering, defines: Defines) -> Iterator[Dispatch]:
-    source, target = op.in_names[0], op.out_names[0]
-    x, y = op.inputs[0].shape, op.outputs[0].shape
-    blocked = op.is_blocked(source)
-    blocks = -(-y[-1] // _ITEMS)
-    params = {
-        "blocks": blocks,
-        "in_extent": inner_first(x[2:]),
-        "out_extent": inner_first(y[2:]),
-        "factor": inner_first(op.attrs.factor),
-    }
-    stated = {"SPATIAL": len(x) - 2, "ITEMS": _ITEMS, "ITEM": "float4" if blocked else "float"}
-    types = f"{op.vector_type(source)} {op.vector_type(target)}"
-    n = prod(y[:-1]) // (4 if blocked else 1) * blocks
-    yield for_each(op, n, params, stated | defines, types=types)
-
-
-def _area_lower(op: Lowering) -> Iterator[Dispatch]:
-    if prod(op.attrs.factor) > _MAX_PER_THREAD:
-        yield from _area_reduced(op)
-    else:
-        yield from _resample(op, {"AREA": 1})
-
-
-def _area_reduced(op: Lowering) -> Iterator[Dispatch]:
-    """Yields the dispatches of the mean over areas, computed as a reduction.
-
-    For areas that are too large for a thread. Every spatial axis is split into the result's
-    index and the index within an area; the latter is reduced.
-    """
-    (source, target), factors = (op.in_names[0], op.out_names[0]), op.attrs.factor
-    lanes = (4,) if op.is_blocked(source) else ()
-    outer = prod(op.inputs[0].shape[:2]) // (4 if lanes else 1)
-    results = op.outputs[0].shape[2:]
-    halves = [part for pair in zip(results, factors, strict=True) for part in pair]
-    kept_extents = [part for extent in results for part in (extent, 1)]
-    x = Operand(source, Fact("scalar", (outer, *halves, *lanes)))
-    y = Operand(target, Fact("scalar", (outer, *kept_extents, *lanes)))
-    yield from reduction(op, Reduction("SUM", mean=True), range(2, 1 + len(halves), 2), x, y)
-
-
-def _area_half(node: Node, facts: Mapping[str, Fact]) -> Half:
-    return "none" if prod(node.attrs["factor"]) > _MAX_PER_THREAD else "each"
-
-
-def _multilinear_lower(op: Lowering) -> Iterator[Dispatch]:
-    defines: Defines = {
-        **word("method", op.attrs.method),
-        "ROWS": 2 ** (op.inputs[0].rank - 3),
-    }
-    # 'aligned' never reaches past the border, so it does not ask
-    if op.attrs.border == "constant" and op.attrs.method != "aligned":
-        defines["ZERO_BORDER"] = 1
-    if op.attrs.border == "reflect":
-        defines["REFLECT"] = 1
-    yield from _resample(op, defines)
-
-
-#: values that a thread adds up for a result; more are shared out (MAX_ITERATIONS in lowering.py)
-_MAX_PER_THREAD = 1024
-_PARAMS = "n:u blocks:u in_extent:u3 out_extent:u3 factor:u3"
-
-
-def _kernel(
-    lower: Callable[[Lowering], Iterator[Dispatch]],
-    half: Half | Callable[[Node, Mapping[str, Fact]], Half],
-    layouts: Literal["same", "copies"] = "same",
-) -> Kernel:
-    return engine_kernel(
-        "resampling/resample.hlsl",
-        _PARAMS,
-        lower,
-        layouts=layouts,
-        half=half,
-    )
+def _nearest_kernel(up: bool) -> Kernel:
+    lower = partial(_nearest_lower, up)
+    return replace(STRIDED_COPY, lower=lower, half="alike", layouts="copies")
 
 
 # --- the operators ------------------------------------------------------------------------------
@@ -353,7 +275,7 @@ define(
         infer=_up_infer,
         cpu=_nearest_up_cpu,
         prepare=prepare_nearest_upsample,
-        kernel=_kernel(partial(_nearest_lower, True), "alike", "copies"),
+        kernel=_nearest_kernel(up=True),
         cost=elementwise_cost(0),
         tolerance=EXACT,
         traits=Traits(rows=_up_rows),
@@ -366,7 +288,7 @@ define(
         "nearest_downsample",
         infer=_down_infer,
         cpu=_nearest_down_cpu,
-        kernel=_kernel(partial(_nearest_lower, False), "alike", "copies"),
+        kernel=_nearest_kernel(up=False),
         cost=selection_cost,
         tolerance=EXACT,
         traits=Traits(rows=_down_rows),
@@ -379,7 +301,7 @@ define(
         "area_downsample",
         infer=_down_infer,
         cpu=_area_cpu,
-        kernel=_kernel(_area_lower, _area_half),
+        kernel=replace(KERNEL, lower=lower_area, half=half_of_area),
         cost=moving_cost(lambda attrs, inputs, outputs: inputs[0].size),
         tolerance=SUMMATION,
         traits=Traits(rows=_down_rows),
@@ -391,7 +313,7 @@ define(
         "multilinear_upsample",
         infer=_multilinear_infer,
         cpu=_multilinear_cpu,
-        kernel=_kernel(_multilinear_lower, "each"),
+        kernel=replace(KERNEL, lower=lower_multilinear, half="each"),
         cost=moving_cost(
             lambda attrs, inputs, outputs: 3.0 * 2 ** (inputs[0].rank - 2) * outputs[0].size
         ),

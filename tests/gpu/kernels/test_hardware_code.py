@@ -11,7 +11,7 @@ from cml_engine.gpu.shaders.hlsl import compile_spirv
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.conv.kernels import conv, conv_window, depthwise, winograd
 from cml_engine.ops.declaration.hardware import hardware_table
-from cml_engine.ops.matmul.gpu import tiles_for
+from cml_engine.ops.matmul.kernels.matmul import tiles_for
 
 pytestmark = pytest.mark.skipif(library() is None, reason="Mesa's RADV is not installed")
 

@@ -12,7 +12,7 @@ from cml_engine.ops.declaration.spec import Dispatch, Kernel
 from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant, kernel_families
 from cml_engine.ops.kernel_files import kernel_file
 from cml_engine.ops.matmul import matmul as _matmul  # noqa: F401
-from cml_engine.ops.matmul.gpu import choose_tile
+from cml_engine.ops.matmul.kernels.matmul import choose_tile
 
 
 @dataclass

@@ -36,14 +36,38 @@ def test_declaration_is_complete(spec):
     assert spec.name in known or spec.custom
 
 
-def test_every_kernel_has_its_file_and_every_file_its_kernel():
-    folder = KERNEL_FOLDER
-    files = {file.relative_to(folder).as_posix() for file in folder.rglob("*.hlsl")}
-    assert {str(spec.kernel.path) for spec in SPECS if spec.kernel} <= files
+#: the folders of kernels whose modules lie elsewhere than in ``cml_engine/ops``
+MODULE_FOLDERS = {"textures": Path("gpu/textures")}
+#: kernels that another module names than the one that launches them: the folder -> that module
+NAMED_ELSEWHERE = {
+    "textures": Path("gpu/textures/pipelines.py"),  # it builds their pipelines together
+}
+
+
+def modules_of(kernel):
+    """Returns the places where the module that launches the kernel may lie, in ``cml_engine``.
+
+    It has the kernel's name and stands in the same order of folders. Kernels in a folder of their
+    own are launched one after the other, by the module with the folder's name.
+    """
+    family, name = kernel.parts[0], Path(kernel.parts[1]).stem
+    folder = MODULE_FOLDERS.get(family, Path("ops", family))
+    return folder / f"{name}.py", folder / "kernels" / f"{name}.py"
+
+
+def test_every_kernel_is_launched_by_the_module_of_its_name():
     package = Path(ops.__file__).parents[1]
-    users = [*(package / "ops").rglob("*.py"), package / "gpu/textures/kernels.py"]
-    declarations = "".join(file.read_text() for file in users)
-    assert [file for file in files if f'"{file}"' not in declarations] == []
+    modules = [*(package / "ops").rglob("*.py"), *(package / "gpu/textures").glob("*.py")]
+    texts = {file.relative_to(package): file.read_text() for file in modules}
+    kernels = {file.relative_to(KERNEL_FOLDER) for file in KERNEL_FOLDER.rglob("*.hlsl")}
+    assert {Path(spec.kernel.path) for spec in SPECS if spec.kernel} <= kernels
+    for kernel in kernels:
+        names = (f'"{kernel.as_posix()}"', f'"{kernel.parent.as_posix()}/{{name}}.hlsl"')
+        users = {module for module, text in texts.items() if any(name in text for name in names)}
+        beside = [module for module in modules_of(kernel) if module in texts]
+        by_name = NAMED_ELSEWHERE.get(kernel.parts[0])
+        assert len(users) == 1 and beside, f"{kernel} is named in {users}"
+        assert users == {by_name} if by_name else users <= {*beside}, f"{kernel}: {users}"
 
 
 def test_every_operator_is_listed_once_with_a_state():

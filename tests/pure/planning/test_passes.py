@@ -25,7 +25,7 @@ from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.errors import ModelError, OperatorError, ShapeError, Source
 from cml_engine.ir.graph import Attrs, Epilogue, Fact, Graph
 from cml_engine.ir.limits import Limits
-from cml_engine.ops.elementwise.elementwise_op import MAX_OPERANDS
+from cml_engine.ops.elementwise.kernels.elementwise import MAX_OPERANDS
 from tests.fixtures.graphs import BLOCKS, Net, node
 
 

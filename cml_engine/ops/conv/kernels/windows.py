@@ -15,7 +15,7 @@ from cml_engine.ops.conv.kernels.conv_row_tile import rows_are_faster
 from cml_engine.ops.conv.node import CONV, Conv
 from cml_engine.ops.declaration.spec import Cost, Dispatch
 from cml_engine.ops.declaration.variant import KernelVariant
-from cml_engine.ops.matmul.gpu import (
+from cml_engine.ops.matmul.kernels.matmul import (
     KERNEL,
     MatmulTile,
     Matrix,

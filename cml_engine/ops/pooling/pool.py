@@ -26,8 +26,8 @@ from cml_engine.ops.declaration.spec import (
     engine_kernel,
     word,
 )
-from cml_engine.ops.elementwise.elementwise_op import Operand
-from cml_engine.ops.reduction.gpu import Reduction, reduction
+from cml_engine.ops.elementwise.kernels.elementwise import Operand
+from cml_engine.ops.reduction.reduce import Reduction, reduction
 
 _GROUP = 64
 _MAX_DIMS = 9

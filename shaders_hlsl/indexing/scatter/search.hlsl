@@ -1,32 +1,10 @@
-// GATHER: T2[c] = T0[c with T1[c] on one axis]. Otherwise scatter: T3 = T0 with T2's updates at the
-// indices T1.
+// T3 = T0 with T2's updates at the indices T1, for which every thread searches.
 //
-// scatter works on lines of `slots` elements, `to_step` apart, with updates `step` apart. A thread owns
+// It works on lines of `slots` elements, `to_step` apart, with updates `step` apart. A thread owns
 // `segment` slots of a line and applies the line's updates from `begin` to `end` in order. So every
 // element is written by one thread, in one order.
 #include "divide.hlsli"
-#ifndef GATHER
 #include "combine.hlsli"
-#endif
-
-#ifdef GATHER
-
-CML_MAIN
-{
-    CML_EACH_THREAD(i, n)
-    uint rest = i;
-    uint from = 0;
-    for (uint d = rank; d > 0; d--) {
-        uint next = cml_divide(rest, extent(d - 1));
-        from += (rest - next * extent(d - 1)) * stride(d - 1);
-        rest = next;
-    }
-    int index = T1[i];
-    if (index < 0) { index += int(slots); }
-    T2[i] = T0[from + uint(clamp(index, 0, int(slots) - 1)) * step];
-}
-
-#else
 
 // Returns the slot of update j, whose index stands at `at`; an index outside of the line has no slot.
 uint slot_of(uint j, uint at)
@@ -79,5 +57,3 @@ CML_MAIN
         }
     }
 }
-
-#endif

@@ -1,4 +1,7 @@
-"""The kernels between textures and tensors, and the checks of textures."""
+"""The pipelines and launches of the kernels between textures and tensors.
+
+``load.py``, ``pack.py`` and ``enter.py`` use them, each for the kernel of its name.
+"""
 
 from __future__ import annotations
 
@@ -12,69 +15,11 @@ from threading import Lock
 import wgpu
 
 from cml_engine.compiler.plan import StepCost
-from cml_engine.errors import InputError
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.allocator import BufferRange
 from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.program.preparation import BUILDER
 from cml_engine.gpu.shaders.hlsl import resolve
-from cml_engine.ir.textures import TextureFormat, known_format
-
-_Usage = wgpu.TextureUsage
-
-
-def texture_format(
-    gpu: Device, label: str, texture: wgpu.GPUTexture, *, written: bool
-) -> TextureFormat:
-    """Returns the format of a host's texture that is to be read or ``written``.
-
-    Raises :class:`InputError` if its device, format, usage, dimension or sample count do not
-    allow it. ``label`` begins the message.
-    """
-    if not isinstance(texture, wgpu.GPUTexture):
-        raise InputError(f"{label}: wanted a wgpu.GPUTexture, got {type(texture).__name__}")
-    if getattr(texture, "_device", gpu.device) is not gpu.device:
-        raise InputError(f"{label}: the texture is of another device than {gpu.name}")
-    texel_format = known_format(str(texture.format), label, written=written)
-    usage, flag = (_Usage.COPY_DST, "COPY_DST") if written else (
-        _Usage.TEXTURE_BINDING, "TEXTURE_BINDING"
-    )  # fmt: skip
-    if not int(texture.usage) & usage:
-        raise InputError(f"{label}: the texture is made without wgpu.TextureUsage.{flag}: add it")
-    if str(texture.dimension) != "2d" or texture.sample_count != 1:
-        raise InputError(
-            f"{label}: wanted a 2d texture of one sample, got {texture.dimension} of "
-            f"{texture.sample_count}: resolve it into one first"
-        )
-    return texel_format
-
-
-def check_bound(gpu: Device, label: str, nbytes: int, advice: str) -> None:
-    """Raises :class:`InputError` if the device cannot bind ``nbytes`` at once.
-
-    The kernels between textures and tensors do not support tensors in several parts.
-    """
-    limit = gpu.limits.max_binding_bytes
-    if nbytes > limit:
-        raise InputError(
-            f"{label}: it takes {nbytes} bytes beside a texture, this device binds at most {limit} "
-            f"at once: {advice}"
-        )
-
-
-def level_size(label: str, texture: wgpu.GPUTexture, layer: int, mip: int) -> tuple[int, int]:
-    """Returns the width and height in pixels of a mip level.
-
-    Raises :class:`InputError` if the texture has no such layer or mip level.
-    """
-    layers, mips = texture.depth_or_array_layers, texture.mip_level_count
-    if layer >= layers or mip >= mips:
-        raise InputError(
-            f"{label}: wanted layer {layer} and mip {mip}; the texture has {layers} layers and "
-            f"{mips} mips"
-        )
-    return max(1, texture.width >> mip), max(1, texture.height >> mip)
-
 
 #: pixels per workgroup
 GROUP = 64
@@ -159,9 +104,10 @@ class TextureKernels:
     @device_errors()
     def build(self, gpu: Device) -> None:
         """Builds the missing pipelines now; blocks."""
-        for name, (path, bindings) in _KERNELS.items():
+        for name, bindings in _KERNELS.items():
             if name in self._pipelines:
                 continue
+            path = f"textures/{name}.hlsl"
             module = gpu.shader(resolve(path), "compute", "main", trusted=True)
             layout = self._device.create_bind_group_layout(
                 entries=[
@@ -234,11 +180,11 @@ _WORDS: _Entry = {"buffer": {"type": "storage"}}
 _MOVING: _Entry = {"buffer": {"type": "storage", "has_dynamic_offset": True}}
 #: a texture of any format: nothing is filtered
 _TEXTURE: _Entry = {"texture": {"sample_type": "unfilterable-float", "view_dimension": "2d"}}
-#: the kernels' files and bindings
+#: the kernels' bindings by name
 _KERNELS = {
-    "load": ("textures/load.hlsl", (_PARAMS, _TEXTURE, _WORDS)),
-    "pack": ("textures/pack.hlsl", (_PARAMS, _MOVING, _WORDS)),
-    "enter": ("textures/enter.hlsl", (_PARAMS, _WORDS, _WORDS)),
+    "load": (_PARAMS, _TEXTURE, _WORDS),
+    "pack": (_PARAMS, _MOVING, _WORDS),
+    "enter": (_PARAMS, _WORDS, _WORDS),
 }
 
 _kernels: weakref.WeakKeyDictionary[Device, TextureKernels] = weakref.WeakKeyDictionary()

@@ -1,4 +1,7 @@
-"""Copies of tensors into textures: elements are packed into rows of texels, then copied."""
+"""Copies of tensors into textures: elements are packed into rows of texels, then copied.
+
+Shader: ``shaders_hlsl/textures/pack.hlsl``.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,16 @@ from cml_engine.gpu.memory.allocator import Allocation
 from cml_engine.gpu.memory.tensors import GpuTensor
 from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.program.memory import TENSOR_USAGE
-from cml_engine.gpu.textures.kernels import (
-    Params,
-    check_bound,
-    kernels_of,
-    level_size,
-    step_cost,
-    texture_format,
-)
+from cml_engine.gpu.textures.checks import check_bound, level_size, texture_format
+from cml_engine.gpu.textures.pipelines import Params, kernels_of, step_cost
 from cml_engine.gpu.timing.timestamp_ring import TimestampRing, TimestampWrites
 from cml_engine.ir.textures import Planes, TextureFormat, TextureTarget, by_channel, planes
 
 #: WebGPU's alignment in bytes of a row in a copy
 ROW_BYTES = 256
-#: the encodings of ``textures/pack.hlsl``
+#: the encodings of the kernel
 _ENCODINGS = {"unorm8": 0, "float16": 1, "float32": 2}
-#: the values of ``how.x`` in ``textures/pack.hlsl``
+#: the values of ``how.x`` in the kernel
 _AS_IT_IS, _ENCODED, _DECODED = 0, 1, 2
 
 

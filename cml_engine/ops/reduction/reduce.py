@@ -1,4 +1,4 @@
-"""Reductions and softmax on the GPU, in one or more stages.
+"""Reductions on the GPU, in one or more stages.
 
 Two kinds of stage share ``reduce.hlsl``. If the reduced elements are neighbours in memory, a
 workgroup reduces a chunk of them by a tree; otherwise every thread reduces a short chunk of its
@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from cml_engine.ir.graph import AttrValue, Fact
+from cml_engine.ir.graph import AttrValue
 from cml_engine.ir.layout import BLOCKED, C4H, HLSL_TYPE, PLAIN
 from cml_engine.ops.common.shapes import (
     Shape,
@@ -25,11 +23,10 @@ from cml_engine.ops.common.shapes import (
     split_channels,
 )
 from cml_engine.ops.declaration.choice import about
-from cml_engine.ops.declaration.expression import Formula
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.spec import Case, Defines, Dispatch, Half, Kernel, engine_kernel
 from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant
-from cml_engine.ops.elementwise.elementwise_op import Operand, launch
+from cml_engine.ops.elementwise.kernels.elementwise import Operand
 
 _MAX_DIMS = 9
 #: elements that a workgroup which reduces by a tree takes at most
@@ -55,11 +52,6 @@ def base_kernel(lower: Callable[[Lowering], Iterable[Dispatch]], half: Half) -> 
     return replace(_KERNEL, lower=lower, half=half)
 
 
-_FINISH_SOFTMAX = Formula(
-    "exp(a - b) / c", lambda x, m, total: np.exp(x - m) / total, ("scalar",) * 3
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Reduction:
     """The operation by which elements are reduced.
@@ -77,7 +69,7 @@ class Reduction:
 
 
 @dataclass(frozen=True, slots=True)
-class _Threads:
+class Threads:
     """The division of a reduction among threads.
 
     Each of ``group`` threads in a workgroup reduces at most ``limit`` elements alone. From
@@ -95,9 +87,9 @@ class _Threads:
 
 #: the default threads on hardware, and on a software driver: 8 threads are one vector there, which
 #: waits for no others at a barrier
-_THREADS, _SOFTWARE_THREADS = _Threads(256, 64, 256), _Threads(1024, 16, 32, 8)
+_THREADS, _SOFTWARE_THREADS = Threads(256, 64, 256), Threads(1024, 16, 32, 8)
 #: the options of the tuner
-_OPTIONS = (_Threads(64, 64, 64), _THREADS, _Threads(1024, 64, 1024), _SOFTWARE_THREADS)
+_OPTIONS = (Threads(64, 64, 64), _THREADS, Threads(1024, 64, 1024), _SOFTWARE_THREADS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +101,7 @@ class _Stage:
 
     kept: StridedWalk
     reduced: StridedWalk
-    threads: _Threads
+    threads: Threads
 
     @property
     def neighbours(self) -> bool:
@@ -187,7 +179,7 @@ class _Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reduced:
+class Reduced:
     """A node to reduce over ``axes``; ``stage`` is the first stage with the default threads."""
 
     op: Lowering
@@ -208,11 +200,11 @@ def reduction(
     Partial results are in scratch memory. ``second`` is the tensor that ``m`` in the term reads.
     """
     if out.fact.size:
-        stage = _first_stage(op, axes, x, out, second or out, operation.index)
-        yield from REDUCE.lower(_Reduced(op, operation, axes, x, out, second, stage))
+        stage = first_stage(op, axes, x, out, second or out, operation.index)
+        yield from REDUCE.lower(Reduced(op, operation, axes, x, out, second, stage))
 
 
-def _in_stages(node: _Reduced, threads: _Threads) -> Iterator[Dispatch]:
+def _in_stages(node: Reduced, threads: Threads) -> Iterator[Dispatch]:
     operation, x, second = node.operation, node.x, node.second
     stage = replace(node.stage, threads=threads)
     count = stage.reduced.size
@@ -285,7 +277,7 @@ def _defines(
     }
 
 
-def _first_stage(
+def first_stage(
     op: Lowering, axes: Sequence[int], x: Operand, out: Operand, second: Operand, natural: bool
 ) -> _Stage:
     """Returns the first stage of a reduction of ``x`` over ``axes``.
@@ -315,7 +307,7 @@ def _first_stage(
     return _Stage(along(kept, 3), along(reduced, 1), threads)
 
 
-def _key(node: _Reduced) -> str:
+def reduction_key(node: Reduced) -> str:
     """Returns the key under which a tuning table stores the fastest threads for the reduction.
 
     It has everything that decides which are fastest: ``sum_reduce ~64 times 1024 side by side``.
@@ -330,48 +322,9 @@ def _order(dims: Shape, layout: str) -> Shape:
     return dims if layout == PLAIN else in_memory_order(dims, layout)
 
 
-def softmax(op: Lowering, axes: Sequence[int], x: Operand, out: Operand) -> Iterator[Dispatch]:
-    """Yields the dispatches of softmax of ``x`` over ``axes`` into ``out``.
-
-    There is one dispatch if a workgroup or thread can hold a whole line. Otherwise there are
-    those of the maximum, the sum of exponentials and the quotient.
-    """
-    if out.fact.size:
-        shape = tuple(1 if a in axes else n for a, n in enumerate(x.fact.shape))
-        partial = Operand("", Fact("scalar", shape), PLAIN if 1 in axes else x.layout)
-        stage = _first_stage(op, axes, x, partial, partial, natural=False)
-        yield from SOFTMAX.lower(_Reduced(op, Reduction("SUM"), axes, x, out, partial, stage))
-
-
-def _softmax(node: _Reduced, threads: _Threads) -> Iterator[Dispatch]:
-    op, axes, x, out, partial = node.op, node.axes, node.x, node.out, node.second
-    assert partial is not None
-    stage = replace(node.stage, threads=threads)
-    if stage.chunks == 1 and x.layout == out.layout:
-        hlsl_type = "float4" if stage.width == 4 else "float"
-        yield Dispatch(
-            groups=stage.groups,
-            tensors=(x.name, out.name),
-            params={**stage.params(True, stage.width), "divisor": 1.0, "start": 0},
-            defines={
-                "TREE": int(stage.tree),
-                "GROUP": stage.group,
-                "WIDTH": stage.width,
-                "T0_TYPE": hlsl_type,
-                "T1_TYPE": hlsl_type,
-            },
-        )
-        return
-    greatest, total = (replace(partial, name=op.scratch(partial.fact.size)) for _ in range(2))
-    yield from reduction(op, Reduction("MAX"), axes, x, greatest)
-    terms = Reduction("SUM", term="exp(v - m)")
-    yield from reduction(op, terms, axes, x, total, greatest)
-    yield launch(_FINISH_SOFTMAX, (), (x, greatest, total), out)
-
-
-def _by_threads(
-    shader: str, lower: Callable[[_Reduced, _Threads], Iterator[Dispatch]], example: str
-) -> KernelVariant[_Reduced, _Threads]:
+def by_threads(
+    shader: str, lower: Callable[[Reduced, Threads], Iterator[Dispatch]], example: str
+) -> KernelVariant[Reduced, Threads]:
     return KernelVariant(
         name="threads",
         about="so many elements by each thread alone; of more, workgroups reduce by a tree",
@@ -383,7 +336,5 @@ def _by_threads(
     )
 
 
-REDUCE = KernelFamily[_Reduced]("reductions", _key)
-REDUCE.add(_by_threads("reduction/reduce.hlsl", _in_stages, "sum_reduce"))
-SOFTMAX = KernelFamily[_Reduced]("softmax", _key)
-SOFTMAX.add(_by_threads("reduction/softmax.hlsl", _softmax, "softmax"))
+REDUCE = KernelFamily[Reduced]("reductions", reduction_key)
+REDUCE.add(by_threads("reduction/reduce.hlsl", _in_stages, "sum_reduce"))

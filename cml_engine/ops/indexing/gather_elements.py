@@ -1,0 +1,97 @@
+"""The operator ``gather_elements``, which takes an element of an axis for each index.
+
+A negative index counts from the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from cml_engine.errors import InputError, ShapeError
+from cml_engine.ir.graph import Array, Attrs, Fact
+from cml_engine.ops.common.shapes import MAX_RANK, contiguous_strides
+from cml_engine.ops.declaration.lowering import Lowering, for_each
+from cml_engine.ops.declaration.registry import define
+from cml_engine.ops.declaration.spec import (
+    EXACT,
+    Case,
+    Dispatch,
+    OpSpec,
+    Random,
+    engine_kernel,
+    gathered_cost,
+)
+from cml_engine.ops.indexing.scatter import check_other_axes
+
+
+def _gather_infer(attrs: Attrs, x: Fact, indices: Fact) -> Fact:
+    check_other_axes(x, indices, attrs.axis)
+    if x.shape[attrs.axis] == 0 < indices.size:
+        raise ShapeError(f"axis {attrs.axis} of {x} is empty: {indices} find nothing in it")
+    return Fact(x.dtype, indices.shape)
+
+
+def _gather_cpu(attrs: Attrs, x: Array, indices: Array) -> Array:
+    axis = attrs.axis
+    extent = x.shape[axis]
+    positions = np.where(indices < 0, indices + extent, indices)
+    wrong = indices[(positions < 0) | (positions >= extent)]
+    if wrong.size:
+        raise InputError(
+            f"gather_elements index {wrong.flat[0]} is not in axis {axis}, wanted {-extent} to "
+            f"{extent - 1} ({wrong.size} of {indices.size} are wrong); on a GPU they are clamped"
+        )
+    selection = [slice(None) if d == axis else slice(n) for d, n in enumerate(indices.shape)]
+    return np.take_along_axis(x[tuple(selection)], positions, axis)
+
+
+def _gather_lower(op: Lowering) -> Iterator[Dispatch]:
+    x, indices = op.inputs
+    axis, strides = op.attrs.axis, contiguous_strides(x.shape)
+    params = {
+        "rank": x.rank,
+        "extent": indices.shape,
+        "stride": [0 if d == axis else s for d, s in enumerate(strides)],
+        "slots": x.shape[axis],
+        "step": strides[axis],
+    }
+    yield for_each(op, indices.size, params, types="uint int uint")
+
+
+_GATHER = engine_kernel(
+    "indexing/gather_elements.hlsl",
+    f"n:u rank:u extent:u{MAX_RANK} stride:u{MAX_RANK} slots:u step:u",
+    lower=_gather_lower,
+)
+
+
+def _index(high: int, *shape: int) -> Random:
+    """Returns a test input of random indices from ``-high`` to ``high - 1``."""
+    return Random(shape, -high, high, "integer")
+
+
+define(
+    OpSpec(
+        "gather_elements",
+        infer=_gather_infer,
+        cpu=_gather_cpu,
+        kernel=_GATHER,
+        cost=gathered_cost,
+        tolerance=EXACT,
+        cases=[
+            Case(((4, 5), _index(4, 3, 5)), {"axis": 0}, "first axis"),
+            Case(((4, 5), _index(5, 2, 70)), {"axis": 1}, "fewer lines, longer ones"),
+            Case(
+                (Random((2, 3, 4, 5), -9, 9, "integer"), _index(3, 1, 6, 4, 2)),
+                {"axis": 1},
+                "integers",
+            ),
+            Case((Random((7,), dtype="logical"), _index(7, 3)), {"axis": 0}, "logical"),
+            Case(((1, 1), _index(1, 1, 9)), {"axis": 1}, "extent 1"),
+            Case(((2, 0), _index(2, 2, 0)), {"axis": 0}, "empty"),
+            Case(((1, 2, 1, 3, 1, 2, 1, 3), _index(2, 1, 4, 1, 3, 1, 2, 1, 3)), {"axis": 1}),
+        ],
+    )
+)
