@@ -191,10 +191,11 @@ static cml_buffer *create_buffer(void *user, cml_scope *scope, cml_usage usage, 
                    page_create_buffer(device_of(user), HANDLE(scope), usage, (double)bytes));
 }
 
-static cml_buffer *adopt_buffer(void *user, void *buffer, uint64_t *bytes) {
+static cml_buffer *adopt_buffer(void *user, void *buffer, const cml_shape *shape, uint64_t *bytes) {
     double size = 0;
     handle adopted = page_adopt_buffer(HANDLE(buffer), &size);
     (void)user;
+    (void)shape;
     *bytes = (uint64_t)size;
     return POINTER(cml_buffer, adopted);
 }

@@ -82,7 +82,7 @@ static cml_status fill(cml_error *error) {
 }
 
 #ifdef CML_VULKAN
-static cml_vulkan_buffer given;
+static cml_vulkan_source given;
 static VkDeviceMemory given_memory;
 
 static void create_buffer(void) {

@@ -16,7 +16,7 @@ from cml_engine.cooked import cook
 from cml_engine.gpu.shaders import compilers
 from cml_engine.runtime.session import random_inputs
 from tests.fixtures.cooked import chain, counter, small_inputs, small_model, with_code
-from tests.fixtures.graphs import mobilenet_block
+from tests.fixtures.graphs import Net, mobilenet_block
 from tests.players.building import SANITIZED, build
 from tests.players.playing import as_on_device
 from tests.players.test_values import integers
@@ -87,6 +87,16 @@ def test_vulkan_gives_the_bits_of_a_session(host, gpu, name, other, tmp_path):
         found = play(host, tmp_path, inputs, expected, budget, other)
         for output, array in expected.items():
             assert found[output].tobytes() == as_on_device(array).tobytes(), (output, budget)
+
+
+@both_ways
+def test_images_hold_the_bits_of_inputs_and_outputs(other, tmp_path):
+    """An input from the host's image and an output in one equal those of the host's memory."""
+    file, net = tmp_path / "net.cml", Net(1, 3, 20, 28)
+    graph = net.graph(net.conv("x", 2, 3))
+    file.write_bytes(cook(graph, ["portable", "software"], golden=False))
+    program = build("vulkan_image.c", "-O1", *SANITIZED, vulkan=True)
+    assert run(program, file, cwd=tmp_path, other=other).stdout == "the same bits\n"
 
 
 @pytest.fixture(scope="module")

@@ -270,9 +270,10 @@ static cml_buffer *create_buffer(void *user, cml_scope *scope, cml_usage usage, 
     return add_buffer(n, scope, usage, bytes);
 }
 
-static cml_buffer *adopt_buffer(void *user, void *handle, uint64_t *bytes) {
+static cml_buffer *adopt_buffer(void *user, void *handle, const cml_shape *shape, uint64_t *bytes) {
     null_device *n = user;
     cml_buffer *b = handle;
+    (void)shape;
     if (!is_alive(n, handle, A_BUFFER)) return NULL;
     b->references++;
     *bytes = b->size;

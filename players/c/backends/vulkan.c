@@ -21,13 +21,14 @@ enum {
                     of(DestroyPipeline) of(CreateDescriptorPool) of(DestroyDescriptorPool)         \
                         of(AllocateDescriptorSets) of(UpdateDescriptorSets) of(CreateQueryPool)    \
                             of(DestroyQueryPool) of(CreateCommandPool) of(DestroyCommandPool)      \
-                                of(AllocateCommandBuffers) of(FreeCommandBuffers)                  \
-                                    of(BeginCommandBuffer) of(EndCommandBuffer) of(CreateFence)    \
-                                        of(DestroyFence) of(GetFenceStatus) of(WaitForFences)      \
-                                            of(QueueSubmit) of(CmdPipelineBarrier)                 \
-                                                of(CmdBindPipeline) of(CmdBindDescriptorSets)      \
-                                                    of(CmdDispatch) of(CmdCopyBuffer)              \
-                                                        of(CmdFillBuffer) of(CmdUpdateBuffer)      \
+                                of(AllocateCommandBuffers) of(FreeCommandBuffers) of(              \
+                                    BeginCommandBuffer) of(EndCommandBuffer) of(CreateFence)       \
+                                    of(DestroyFence) of(GetFenceStatus) of(WaitForFences)          \
+                                        of(QueueSubmit) of(CmdPipelineBarrier) of(CmdBindPipeline) \
+                                            of(CmdBindDescriptorSets) of(CmdDispatch)              \
+                                                of(CmdCopyBuffer) of(CmdFillBuffer)                \
+                                                    of(CmdUpdateBuffer) of(CmdCopyImageToBuffer)   \
+                                                        of(CmdCopyBufferToImage)                   \
                                                             of(CmdResetQueryPool)                  \
                                                                 of(CmdWriteTimestamp)              \
                                                                     of(CmdCopyQueryPoolResults)
@@ -67,6 +68,7 @@ struct cml_buffer {
     uint64_t size, copied_in;
     cml_usage usage;
     int is_adopted, is_own; /* is_own: memory of `from` */
+    cml_vulkan_image image; /* in place of a handle, if it is adopted */
     cml_vulkan_memory memory;
     block *from;
     uint64_t block_offset, block_bytes;
@@ -539,13 +541,40 @@ static cml_buffer *create_buffer(void *user, cml_scope *scope, cml_usage usage, 
     return b;
 }
 
-static cml_buffer *adopt_buffer(void *user, void *handle, uint64_t *bytes) {
+/* Returns 1 if the image has room for the tensor and no more, in a format of its numbers. */
+static int is_image_of(const cml_vulkan_image *image, const cml_shape *shape) {
+    static const VkFormat plain[] = {VK_FORMAT_R32_SFLOAT, VK_FORMAT_R32_SINT, VK_FORMAT_R32_UINT};
+    static const VkFormat blocks[] = {VK_FORMAT_R32G32B32A32_SFLOAT, VK_FORMAT_R32G32B32A32_SINT,
+                                      VK_FORMAT_R32G32B32A32_UINT};
+    VkFormat format = shape->layout == CML_LAYOUT_PLAIN ? plain[shape->type]
+                      : shape->layout == CML_LAYOUT_C4  ? blocks[shape->type]
+                                                        : VK_FORMAT_R16G16B16A16_SFLOAT;
+    uint64_t layers = 1;
+    if (shape->rank < (shape->layout == CML_LAYOUT_PLAIN ? 2 : 4) || image->image == NULL) return 0;
+    for (uint32_t i = 0; i + 2 < shape->rank; i++) {
+        int is_block = i == 1 && shape->layout != CML_LAYOUT_PLAIN;
+        layers *= is_block ? (shape->extents[i] + 3) / 4 : shape->extents[i];
+    }
+    return image->format == format && image->width == shape->extents[shape->rank - 1] &&
+           image->height == shape->extents[shape->rank - 2] && image->layers == layers;
+}
+
+static VkBufferImageCopy region_of(const cml_vulkan_image *image, uint64_t offset) {
+    return (VkBufferImageCopy){.bufferOffset = offset,
+                               .imageSubresource = {VK_IMAGE_ASPECT_COLOR_BIT, 0, 0, image->layers},
+                               .imageExtent = {image->width, image->height, 1}};
+}
+
+static cml_buffer *adopt_buffer(void *user, void *handle, const cml_shape *shape, uint64_t *bytes) {
     const vulkan *v = user;
-    const cml_vulkan_buffer *given = handle;
-    cml_buffer *b = given->buffer != VK_NULL_HANDLE ? take(v, sizeof *b) : NULL;
+    const cml_vulkan_source *given = handle;
+    int is_buffer = given->buffer != VK_NULL_HANDLE;
+    if (!is_buffer && !is_image_of(&given->image, shape)) return NULL;
+    cml_buffer *b = take(v, sizeof *b);
     if (b == NULL) return NULL;
     b->handle = given->buffer;
-    b->size = *bytes = given->bytes;
+    b->image = given->image;
+    b->size = *bytes = is_buffer ? given->bytes : shape->bytes;
     b->is_adopted = 1;
     return b;
 }
@@ -782,8 +811,14 @@ static void copy_buffer(void *user, void *commands, const cml_range *from, cml_b
                                              .srcAccessMask = VK_ACCESS_TRANSFER_WRITE_BIT,
                                              .dstAccessMask = VK_ACCESS_HOST_READ_BIT};
     const vulkan *v = user;
+    const cml_buffer *source = from->buffer;
     VkBufferCopy region = {from->offset, offset, from->bytes};
-    v->CmdCopyBuffer(commands, from->buffer->handle, to->handle, 1, &region);
+    VkBufferImageCopy texels = region_of(&source->image, offset);
+    if (source->handle != VK_NULL_HANDLE)
+        v->CmdCopyBuffer(commands, source->handle, to->handle, 1, &region);
+    else
+        v->CmdCopyImageToBuffer(commands, source->image.image, source->image.layout, to->handle, 1,
+                                &texels);
     if (to->usage != CML_USAGE_READBACK) return;
     to->copied_in = v->frame;
     v->CmdPipelineBarrier(commands, VK_PIPELINE_STAGE_TRANSFER_BIT, VK_PIPELINE_STAGE_HOST_BIT, 0,
@@ -947,6 +982,20 @@ cml_status cml_vulkan_fill(const cml_vulkan *host, cml_backend *backend, cml_err
     }
     *backend = functions;
     backend->user = v;
+    return CML_OK;
+}
+
+cml_status cml_vulkan_copy_to_image(const cml_backend *backend, VkCommandBuffer commands,
+                                    const cml_tensor *from, const cml_vulkan_image *to,
+                                    cml_error *error) {
+    const vulkan *v = backend->user;
+    VkBufferImageCopy texels = region_of(to, from->offset);
+    if (!is_image_of(to, &from->shape))
+        return fail(error, CML_ERROR_INPUT,
+                    "the image is of another size or format than the output: see "
+                    "cml_vulkan_image in cml_vulkan.h");
+    order(v, commands);
+    v->CmdCopyBufferToImage(commands, *(VkBuffer *)from->buffer, to->image, to->layout, 1, &texels);
     return CML_OK;
 }
 

@@ -232,9 +232,10 @@ static cml_buffer *create_buffer(void *user, cml_scope *scope, cml_usage usage, 
     return buffer_of(buffer);
 }
 
-static cml_buffer *adopt_buffer(void *user, void *handle, uint64_t *bytes) {
+static cml_buffer *adopt_buffer(void *user, void *handle, const cml_shape *shape, uint64_t *bytes) {
     WGPUBuffer buffer = handle;
     (void)user;
+    (void)shape;
     if ((wgpuBufferGetUsage(buffer) & WGPUBufferUsage_CopySrc) == 0) return NULL;
     *bytes = wgpuBufferGetSize(buffer);
     wgpuBufferAddRef(buffer);

@@ -110,9 +110,9 @@ struct cml_backend {
     /* Creates a zeroed buffer; `bytes` is a multiple of 4. Readback buffers are created and
      * released in frames only. [any] */
     cml_buffer *(*create_buffer)(void *user, cml_scope *scope, cml_usage usage, uint64_t bytes);
-    /* Takes a reference to a buffer of the host, cml_input.buffer, until release_buffer; sets its
-     * size. Returns NULL if it is none to copy from. [frame] */
-    cml_buffer *(*adopt_buffer)(void *user, void *handle, uint64_t *bytes);
+    /* Takes a reference to what the host gives for an input, cml_input.buffer, until
+     * release_buffer; sets its size. Returns NULL if it is none to copy `shape` from. [frame] */
+    cml_buffer *(*adopt_buffer)(void *user, void *handle, const cml_shape *shape, uint64_t *bytes);
     /* [any] */
     void (*release_buffer)(void *user, cml_buffer *buffer);
     /* Returns what cml_tensor.buffer is to be: a handle of the host's API. [frame] */

@@ -9,7 +9,7 @@
  *
  * cml_tensor.buffer points to a VkBuffer. Its content was written by a copy: a frame that uses it
  * first makes VK_ACCESS_TRANSFER_WRITE_BIT of VK_PIPELINE_STAGE_TRANSFER_BIT available to that
- * use. cml_input.buffer points to a cml_vulkan_buffer, which is copied: its content must be
+ * use. cml_input.buffer points to a cml_vulkan_source, which is copied: its content must be
  * available to VK_ACCESS_TRANSFER_READ_BIT when the frame begins. The player leaves a pipeline, a
  * descriptor set and nothing else bound.
  *
@@ -66,16 +66,35 @@ typedef struct cml_vulkan {           /* 0 and NULL choose the default */
     int is_staged; /* uploads by copies also where device memory is visible to the host */
 } cml_vulkan;
 
-typedef struct cml_vulkan_buffer { /* for cml_input.buffer; must outlive the job's frames */
-    VkBuffer buffer;               /* with VK_BUFFER_USAGE_TRANSFER_SRC_BIT */
+/* An image of 2 dimensions that has an input or output in level 0: a layer for each channel, of
+ * VK_FORMAT_R32_SFLOAT, _SINT or _UINT as is the type; of a tensor in blocks, a layer for each
+ * block, of VK_FORMAT_R32G32B32A32_… in c4 and VK_FORMAT_R16G16B16A16_SFLOAT in c4h. */
+typedef struct cml_vulkan_image {
+    VkImage image;        /* with VK_IMAGE_USAGE_TRANSFER_SRC_BIT or _DST_BIT */
+    VkImageLayout layout; /* when it is copied: TRANSFER_SRC_OPTIMAL, _DST_OPTIMAL or GENERAL */
+    VkFormat format;
+    uint32_t width, height, layers;
+} cml_vulkan_image;
+
+typedef struct cml_vulkan_source { /* for cml_input.buffer; must outlive the job's frames */
+    VkBuffer buffer;               /* with VK_BUFFER_USAGE_TRANSFER_SRC_BIT, or VK_NULL_HANDLE */
     VkDeviceSize bytes;
-} cml_vulkan_buffer;
+    cml_vulkan_image image; /* in place of a buffer */
+} cml_vulkan_source;
 
 /* Fills in a backend, to be passed to cml_create. Wait for the device before cml_destroy.
  * Errors: INPUT: something is missing, Vulkan is older than 1.1, or the queue cannot compute;
  * MEMORY. */
 CML_API cml_status cml_vulkan_fill(const cml_vulkan *vulkan, cml_backend *backend,
                                    cml_error *error);
+
+/* Copies an output into an image of the host, in its commands and outside of a render pass. The
+ * image is in its layout before; a use of it afterwards makes VK_ACCESS_TRANSFER_WRITE_BIT of
+ * VK_PIPELINE_STAGE_TRANSFER_BIT available. Errors: INPUT: the image is of another size or format.
+ */
+CML_API cml_status cml_vulkan_copy_to_image(const cml_backend *backend, VkCommandBuffer commands,
+                                            const cml_tensor *from, const cml_vulkan_image *to,
+                                            cml_error *error);
 
 /* States the number of the frame that is encoded next; numbers of frames never shrink. */
 CML_API void cml_vulkan_begin(const cml_backend *backend, uint64_t number);

@@ -211,9 +211,10 @@ static cml_status accept_data(job *to, const cml_input *in, const tensor *at, cm
 static cml_status accept_buffer(const cml_scheduler *s, job_source *to, const cml_input *in,
                                 const tensor *at, cml_error *error) {
     uint64_t size = 0;
-    to->buffer = s->backend.adopt_buffer(s->backend.user, in->buffer, &size);
+    to->buffer = s->backend.adopt_buffer(s->backend.user, in->buffer, &at->shape, &size);
     to->at = in->offset;
-    if (to->buffer == NULL) return WRONG("input '%s' is no buffer to copy from", in->name);
+    if (to->buffer == NULL)
+        return WRONG("input '%s' is nothing that it can be copied from", in->name);
     if (in->offset % 4 != 0 || !is_inside(in->offset, at->shape.bytes, size))
         return WRONG("input '%s': %llu bytes at %llu are not in its buffer of %llu", in->name,
                      ULL(at->shape.bytes), ULL(in->offset), ULL(size));
