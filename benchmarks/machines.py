@@ -7,6 +7,7 @@
 - SwiftShader, where its driver is installed (Debian's package chromium has it);
 - beside a process that takes a core always, and one that takes it for 100 ms twice a second.
 
+The flight in slices is also repeated on a virtual clock (``tests/scheduler/budgets/flights.py``).
 Each flight is a process of its own. Run it with nothing else running.
 """
 
@@ -25,8 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from cml_engine.errors import IntegerRange
+from tests.scheduler.budgets.flights import Flight, FlightResult, simulate
 
-_SWIFTSHADER = ("/usr/lib/chromium/vk_swiftshader_icd.json",)
+#: SwiftShader's driver, unless ``--swiftshader`` names it
+_SWIFTSHADER = Path("/usr/lib/chromium/vk_swiftshader_icd.json")
 _MODES = ("off", "sliced", "unsliced")
 #: a process that takes a core, always or for 100 ms twice a second
 _BUSY = "while True: pass"
@@ -49,8 +52,8 @@ class Machine:
     beside: str = ""
 
 
-def machines() -> list[Machine]:
-    """Returns the machines; SwiftShader only if it is installed."""
+def machines(swiftshader: Path) -> list[Machine]:
+    """Returns the machines; SwiftShader only if its driver's file exists."""
     found = [
         Machine("as it is"),
         Machine("vectors of 128 bits", {"LP_NATIVE_VECTOR_WIDTH": "128"}),
@@ -59,9 +62,8 @@ def machines() -> list[Machine]:
         Machine("beside a busy core", beside=_BUSY),
         Machine("beside bursts", beside=_BURSTS),
     ]
-    driver = next((path for path in _SWIFTSHADER if Path(path).exists()), None)
-    if driver is not None:
-        found.insert(4, Machine("SwiftShader", {"VK_ICD_FILENAMES": driver}))
+    if swiftshader.exists():
+        found.insert(4, Machine("SwiftShader", {"VK_ICD_FILENAMES": str(swiftshader)}))
     return found
 
 
@@ -117,15 +119,26 @@ def row(machine: Machine, reports: Mapping[str, Mapping[str, Any]]) -> str:
         f"{sliced['tiles']} of {unsliced['tiles']}",
         ", ".join(waits),
         f"{sliced['settle_s']:.1f}",
+        _simulated(sliced),
         "the same" if is_same else "DIFFERS",
     ]
     return f"| {' | '.join(cells)} |"
 
 
+def _simulated(report: Mapping[str, Any]) -> str:
+    """Returns work and late frames of the flight in slices, and those of its simulation."""
+    flight = Flight(report["flight"], report["networks"])
+    real, simulated = FlightResult.of(flight), simulate(flight)
+    return (
+        f"{real.work_ms:.1f} ms, {100 * real.late:.1f} % / "
+        f"{simulated.work_ms:.1f} ms, {100 * simulated.late:.1f} %"
+    )
+
+
 HEADER = """\
 | machine | chosen | picture ms | late %, off | sliced | unsliced | tiles | wait s | complete s \
-| world |
-|---|---|--:|--:|--:|--:|--:|--:|--:|---|"""
+| work, late / on the virtual clock | world |
+|---|---|--:|--:|--:|--:|--:|--:|--:|--:|---|"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -133,10 +146,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     frames = IntegerRange(1, 100_000)
     parser.add_argument("--frames", type=frames, default=600, help="of each flight (600)")
     parser.add_argument("--only", nargs="*", default=[], help="words of the machines' names")
+    parser.add_argument("--swiftshader", type=Path, default=_SWIFTSHADER, metavar="ICD.json")
     options = parser.parse_args(arguments)
     print(HEADER, flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        for machine in machines():
+        for machine in machines(options.swiftshader):
             if options.only and not any(word in machine.name for word in options.only):
                 continue
             try:

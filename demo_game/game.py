@@ -195,6 +195,8 @@ class Game:
         self._looking = Pieces(self._look, self.account)
         self._collecting = Pieces(self._collect_later, self.account)
         self._began = self._planted = self._encoded = False
+        #: the milliseconds of the last frame before its networks, on a software driver
+        self.elapsed_ms = 0.0
         self._pins = DriverPins()
         if settings.fit is not None:  # another game may have measured
             self._take_over(settings.fit)
@@ -282,13 +284,13 @@ class Game:
         wait_start = time.perf_counter()
         self.gpu.wait()
         self.account.add(PICTURE, waits=True)
-        waited_ms, elapsed_ms = _ms_since(wait_start), _ms_since(start)
+        waited_ms, self.elapsed_ms = _ms_since(wait_start), _ms_since(start)
         picture_ms = _ms_since(submitted)
         if is_drawn:
             self._pins.add_time(picture_ms, self.renderer.effort)
-            self.pace.add_time(elapsed_ms)
+            self.pace.add_time(self.elapsed_ms)
         encoder = self.gpu.device.create_command_encoder()
-        report = self.scheduler.encode(encoder, elapsed_ms)
+        report = self.scheduler.encode(encoder, self.elapsed_ms)
         self.account.add(ENCODING)
         self.gpu.queue.submit([encoder.finish()])
         self.account.add("submitting the networks")

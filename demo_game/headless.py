@@ -83,6 +83,8 @@ class HeadlessRun:
         self.game.streaming.hand_over = self.digests.take
         self.overlay: Overlay | None = None
         self.samples: list[FrameSample] = []
+        #: :attr:`RunReport.flight`
+        self.rows: list[list[float]] = []
         #: called about once a second with a line about the progress of loading
         self.progress: Callable[[str], object] = lambda line: None
         self.game.on_fit = lambda line: self.progress(line)
@@ -181,10 +183,21 @@ class HeadlessRun:
         for number in range(options.frames):
             start = time.perf_counter()
             self.samples.append(self._frame(self._pose(number)))
+            self.rows.append(self._row(self.samples[-1]))
             if options.clock == "real":
                 time.sleep(max(0.0, start + step - time.perf_counter()))
             if game.streaming.error:
                 raise cml.CmlError(game.streaming.error)
+
+    def _row(self, sample: FrameSample) -> list[float]:
+        """Returns the row of :attr:`RunReport.flight` of the last frame."""
+        game, streaming = self.game, self.game.streaming
+        report, selection = game.scheduler.last_report, game.selection
+        missing = {*selection.wanted, *selection.ahead} - streaming.shown.keys()
+        finished = streaming.counts.finished
+        predicted_ms = report.predicted_ms if report is not None else 0.0
+        times_ms = (game.elapsed_ms, predicted_ms, sample.frame_ms)
+        return [*(round(ms, 2) for ms in times_ms), finished + len(missing), finished]
 
     def settle(self) -> str:
         """Generates all tiles of the last picture; returns the hash of the world in it."""
@@ -400,6 +413,8 @@ def _report(
         max_tiles=flown.game.max_tiles,
         view_km=flown.game.detail.view_m / 1e3,
         operators=_operators(flown.game),
+        flight=flown.rows,
+        networks=_networks(flown.game, counts),
     )
 
 
@@ -421,6 +436,21 @@ def _unexplained(samples: Sequence[FrameSample], target_ms: float) -> float:
     """Returns the largest share of a frame over the target that no activity explains."""
     late = [sample for sample in samples if sample.frame_ms > target_ms]
     return round(max((1 - sum(s.parts.values()) / s.frame_ms for s in late), default=0.0), 4)
+
+
+def _networks(game: Game, counts: Counts) -> dict[str, dict[str, object]]:
+    chain, model = game.agents.chain, game.scheduler.cost_model
+    return {
+        name: {
+            "takes": sorted({source.session for source in chain.sources[name].values()}),
+            "runs": counts.by_agent[name],
+            "steps": [
+                [cost.groups, round(model.predict_ms(cost, cost.groups), 4)]
+                for cost in (session.plan.step_costs() if session.plan else ())
+            ],
+        }
+        for name, session in game.agents.sessions.items()
+    }
 
 
 def _operators(game: Game) -> list[dict[str, object]]:

@@ -68,6 +68,12 @@ class RunReport:
     max_tiles: int = 0
     view_km: float = 0.0
     operators: list[dict[str, object]] = field(default_factory=list)
+    #: for each frame: milliseconds before the networks, their predicted milliseconds, milliseconds
+    #: of the frame, tiles that were needed so far, tiles that were finished so far
+    flight: list[list[float]] = field(default_factory=list)
+    #: for each network: the networks whose outputs it takes, its finished jobs, and workgroups and
+    #: milliseconds of each step
+    networks: dict[str, dict[str, object]] = field(default_factory=dict)
 
     @property
     def over_share(self) -> float:
