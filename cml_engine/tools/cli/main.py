@@ -13,7 +13,16 @@ from typing import Any, NoReturn
 from cml_engine import __version__
 from cml_engine.errors.arguments import suggestion
 from cml_engine.io import load_limits
-from cml_engine.tools.cli.commands import change, frames, installation, look, run, ship
+from cml_engine.tools.cli.commands import (
+    change,
+    frames,
+    installation,
+    look,
+    map_inputs,
+    run,
+    ship,
+    validate,
+)
 from cml_engine.tools.cli.options import COMMANDS, GROUPS, Group
 from cml_engine.tools.cli.terminal import exit_code, logging_to_stderr, narrator, print_error
 
@@ -26,8 +35,9 @@ _EPILOG = """
 'cml COMMAND --help' shows a command's options, 'cml docs' the documentation,
 'cml --version' the version.
 """
-#: the groups of ``cml --help``, in its order; each is a module of commands
-COMMAND_GROUPS = tuple(module.GROUP for module in (run, look, frames, change, ship, installation))
+_MODULES = (run, validate, map_inputs, look, frames, change, ship, installation)
+#: the groups of ``cml --help``, in its order
+COMMAND_GROUPS = tuple(dict.fromkeys(module.GROUP for module in _MODULES))
 
 
 class CommandParser(argparse.ArgumentParser):

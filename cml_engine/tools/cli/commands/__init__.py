@@ -1,1 +1,1 @@
-"""The commands of ``cml``: a module for each group of ``cml --help``, which it names ``GROUP``."""
+"""The commands of ``cml``: a module for each group of ``cml --help``, or for a long command."""

@@ -1,46 +1,37 @@
-"""The commands that run and check a model."""
+"""``cml run``: a model once, on tensors and pictures from files."""
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cml_engine.errors import InputError
-from cml_engine.errors.arguments import BATCH, EXTENT, OVERLAP, PRICE, SEED, WORKERS
+from cml_engine.errors.arguments import EXTENT, OVERLAP, SEED
 from cml_engine.io import arrays as array_files
-from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.output_folder import OutputFolder
 from cml_engine.ir.graph import Array, Fact, Graph, Node
 from cml_engine.tools.cli.common import (
     backend_of,
     compile_options,
     facts_of,
-    gpu_of,
-    is_cooked,
     load_for_inputs,
-    load_open,
     named_files,
     read_inputs,
     session_of,
-    write_decisions,
 )
 from cml_engine.tools.cli.options import command, flag, option, refuse, require, value_option
 from cml_engine.tools.cli.terminal import narrator, print_error, progress
 
 if TYPE_CHECKING:
-    from cml_engine.distributed.report import Report
-    from cml_engine.gpu.gpu import Gpu
     from cml_engine.runtime.session import Session
 
+#: this command, ``validate`` and ``map``
 GROUP = "Run and check"
-T = TypeVar("T")
 
 
 @command(
@@ -300,224 +291,3 @@ def _print_integer_facts(
         for name in nonidentical_outputs(graph):
             print(f"{name}: computed in floats, not identical on all machines: not in the digest")
         print(run_digest(graph, results))
-
-
-@command(
-    GROUP,
-    "cml validate enlarge.onnx --shape 1,3,64,64",
-    "model",
-    "plan",
-    "decisions",
-    "inputs",
-    "dump",
-    value_option(
-        "inputs",
-        "--seed",
-        "N",
-        "the seed of inputs without a file, which are random (default: 0)",
-        SEED,
-        0,
-    ),
-    flag(
-        "GPU",
-        "--integer",
-        "of an integer network: no bit of any tensor may differ (cml docs integer)",
-    ),
-    flag(
-        "GPU",
-        "--passes",
-        "instead compare the optimized graph with the graph as written, both in NumPy",
-    ),
-    flag(
-        "GPU",
-        "--hdr",
-        "instead report how far bright pixels and a NaN in the inputs reach (cml docs faster)",
-    ),
-)
-def validate(a: Namespace) -> int:
-    """Check the GPU against NumPy, operator by operator."""
-    if a.hdr:
-        return _check_hdr(a)
-    from cml_engine.runtime.session import make_plan
-    from cml_engine.runtime.session.compile_graph import optimize_for
-
-    if a.integer or a.passes:
-        return _check_integers(a) if a.integer else _check_passes(a)
-    from cml_engine.runtime.node_check import check_nodes
-    from cml_engine.tools.report.validation import Validation
-
-    written = load_for_inputs(a)
-    options = replace(compile_options(a), without=frozenset())
-    graph, gpu = optimize_for(written, options), gpu_of(a)
-    arrays = _inputs(graph, a)
-    if a.decisions:
-        plan = make_plan(graph, gpu, options, written=written)
-        write_decisions(a, written, graph, plan, gpu.name)
-    checks = check_nodes(graph, gpu, arrays, options.storage, options.decide, written)
-    report = Validation.of(gpu.name, _with_progress(checks, graph))
-    print(report)
-    fits = options.storage == "float" or _check_storage(graph, gpu, arrays)
-    return 0 if report.ok and fits else 1
-
-
-def _check_hdr(a: Namespace) -> int:
-    from cml_engine.runtime.reach_check import check_reach
-
-    reason = "--hdr compares runs with each other"
-    refuse(a, reason, "integer", "passes", "decisions", "dump-kernels")
-    graph = load_for_inputs(a)
-    report = check_reach(graph, gpu_of(a), _inputs(graph, a), compile_options(a))
-    print(report)
-    return 0 if report.ok else 1
-
-
-#: options of a plan, which comparisons without one refuse
-_PLAN_OPTIONS = ("half", "no-winograd", "preset", "decide", "decisions", "dump-kernels")
-
-
-def _check_passes(a: Namespace) -> int:
-    from cml_engine.runtime.inspection import check_passes
-
-    refuse(a, "--passes compares in NumPy", *_PLAN_OPTIONS)
-    graph = load_for_inputs(a)
-    report = check_passes(graph, _inputs(graph, a))
-    print(report)
-    return 0 if report.ok else 1
-
-
-def _check_integers(a: Namespace) -> int:
-    from cml_engine.compiler.integer.digest import float_network_error
-    from cml_engine.runtime.node_check import check_bits, random_words
-
-    reason = "--integer compares integers, with the kernels of a session"
-    refuse(a, reason, "passes", *_PLAN_OPTIONS)
-    graph = load_for_inputs(a)
-    if not graph.integer:
-        raise float_network_error(graph)
-    report = check_bits(graph, gpu_of(a), _inputs(graph, a, random_words(graph, a.seed)))
-    print(report)
-    return 0 if report.ok else 1
-
-
-def _inputs(
-    graph: Graph, a: Namespace, made_up: Mapping[str, Array] | None = None
-) -> dict[str, Array]:
-    """Returns the inputs by name: from ``-i`` files, else from ``made_up``, else random."""
-    from cml_engine.runtime.session import random_inputs
-
-    facts = facts_of(graph, graph.inputs)
-    return read_inputs(a, facts, made_up or random_inputs(facts, a.seed))
-
-
-def _check_storage(graph: Graph, gpu: Gpu, arrays: dict[str, Array]) -> bool:
-    """Prints the errors of 16-bit storage; returns False if a value is too large for it."""
-    from cml_engine.compiler.planning.layouts import layouts_for
-    from cml_engine.runtime.node_check import measure_errors, storage_errors
-    from cml_engine.tools.report.validation import StorageReport
-
-    errors = _with_progress(storage_errors(graph, layouts_for(graph, "half"), arrays), graph)
-    report = StorageReport.of(graph, errors, measure_errors(graph, gpu, arrays))
-    print(report)
-    return report.ok
-
-
-def _with_progress(checks: Iterable[T], graph: Graph) -> Iterator[T]:
-    """Yields the checks of the graph's operators while a terminal shows a progress bar."""
-    with progress() as show:
-        for number, check in enumerate(checks):
-            show("operators", number, len(graph.nodes))
-            yield check
-
-
-@command(
-    GROUP,
-    "cml map enlarge.onnx --inputs 'tiles/*.npy' -o enlarged.zarr --shape 1,3,64,64",
-    "model",
-    "backend",
-    "adapter",
-    "half",
-    "winograd",
-    option(
-        "inputs",
-        "--inputs",
-        required=True,
-        metavar="PATTERN",
-        help="files such as 'tiles/*.npy' (.npy, .npz, .png), or a Zarr array with an input in "
-        "each chunk",
-    ),
-    value_option(
-        "output", "--write", "STORE.zarr", "the Zarr store to write", short="-o", required=True
-    ),
-    value_option("output", "--report", "FILE.json", "write counts, times and the price"),
-    value_option(
-        "output", "--trace", "FILE.json", "write when each worker ran what, for ui.perfetto.dev"
-    ),
-    flag(
-        "output",
-        "--no-verify",
-        "do not verify the checksums of results that the store has already",
-    ),
-    value_option("workers", "--scheduler", "ADDRESS", "a Dask cluster to use: tcp://HOST:8786"),
-    value_option(
-        "workers",
-        "--workers",
-        "N",
-        "processes on this machine (default: one for each core, on a GPU one)",
-        WORKERS,
-    ),
-    value_option(
-        "workers", "--batch", "N", "inputs computed at once (default: the fastest number)", BATCH
-    ),
-    value_option(
-        "workers", "--per-task", "N", "inputs in a task, and in a chunk of the store", BATCH
-    ),
-    value_option(
-        "workers", "--price", "P", "the price of a worker for an hour, for the report", PRICE
-    ),
-)
-def map_inputs(a: Namespace) -> int:
-    """Run a model over many inputs, on all cores or a cluster."""
-    from cml_engine.distributed.map import map_network
-    from cml_engine.distributed.report import show_progress
-    from cml_engine.distributed.sources import first_shape
-
-    on_host = a.backend in ("cpu", "onnxruntime")
-    if a.half and on_host:
-        raise InputError(f"--half needs a GPU: leave --backend {a.backend} out")
-    if a.report is not None:
-        array_files.check_place(Path(a.report))
-    graph = load_open(a, partial(first_shape, a.inputs))
-    try:
-        with narrator.stage("preparing the store and the workers"), show_progress("inputs") as show:
-
-            def shown(report: Report) -> None:
-                narrator.advance("")
-                show(report)
-
-            report = map_network(
-                a.model if is_cooked(a.model) else graph,
-                a.inputs,
-                a.write,
-                scheduler=a.scheduler,
-                workers=a.workers,
-                backend="cpu" if on_host else a.backend,
-                options=compile_options(a),
-                batch=a.batch,
-                per_task=a.per_task,
-                verify=not a.no_verify,
-                ops=a.ops,
-                trusted=a.trusted,
-                price=a.price,
-                progress=shown,
-                dashboard=True,
-                trace=a.trace,
-            )
-    except KeyboardInterrupt as interrupt:
-        if str(interrupt):
-            print_error(str(interrupt))
-        raise
-    print(report)
-    if a.report is not None:
-        write_atomically(Path(a.report), json.dumps(report.to_json(), indent=2))
-    report.check()
-    return 0
