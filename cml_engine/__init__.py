@@ -20,14 +20,6 @@ import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from cml_engine.errors import (
-    CmlError,
-    CorruptArtifact,
-    DeviceError,
-    InputError,
-    ModelError,
-    StaleArtifact,
-)
 from cml_engine.lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -44,68 +36,45 @@ if TYPE_CHECKING:
     from cml_engine import scheduler as scheduler
     from cml_engine import testing as testing
     from cml_engine import tuning as tuning
-    from cml_engine.compiler.integer.quantizer.quantize import quantize
-    from cml_engine.cooked.load import load_cooked
-    from cml_engine.formats.graph_builder import GraphBuilder, Tensor, edit
-    from cml_engine.formats.loading import load, save
-    from cml_engine.gpu.gpu import Gpu
-    from cml_engine.io.load_limits import LoadLimits
-    from cml_engine.io.model_source import ModelSource
-    from cml_engine.ir.graph import Graph, Slider
-    from cml_engine.ir.textures import TextureInput
-    from cml_engine.ops.declaration.spec import Kernel, OpSpec
-    from cml_engine.ops.registration import register
-    from cml_engine.runtime.live.reloader import Reloader
-    from cml_engine.runtime.session import CompileOptions, Session
-    from cml_engine.runtime.tiling import run_tiled
+    from cml_engine.compiler.integer.quantizer.quantize import quantize as quantize
+    from cml_engine.cooked.load import load_cooked as load_cooked
+    from cml_engine.errors import (
+        CmlError as CmlError,
+        CorruptArtifact as CorruptArtifact,
+        DeviceError as DeviceError,
+        InputError as InputError,
+        ModelError as ModelError,
+        StaleArtifact as StaleArtifact,
+    )
+    from cml_engine.formats.graph_builder import (
+        GraphBuilder as GraphBuilder,
+        Tensor as Tensor,
+        edit as edit,
+    )
+    from cml_engine.formats.loading import load as load, save as save
+    from cml_engine.gpu.gpu import Gpu as Gpu
+    from cml_engine.io.load_limits import LoadLimits as LoadLimits
+    from cml_engine.io.model_source import ModelSource as ModelSource
+    from cml_engine.ir.graph import Graph as Graph, Slider as Slider
+    from cml_engine.ir.textures import TextureInput as TextureInput
+    from cml_engine.ops.declaration.spec import Kernel as Kernel, OpSpec as OpSpec
+    from cml_engine.ops.registration import register as register
+    from cml_engine.runtime.live.reloader import Reloader as Reloader
+    from cml_engine.runtime.session import CompileOptions as CompileOptions, Session as Session
+    from cml_engine.runtime.tiling import run_tiled as run_tiled
     from cml_engine.scheduler import (
-        FixedBudget,
-        FrameReport,
-        FrameScheduler,
-        Job,
-        SpareBudget,
-        Tuning,
+        FixedBudget as FixedBudget,
+        FrameReport as FrameReport,
+        FrameScheduler as FrameScheduler,
+        Job as Job,
+        SpareBudget as SpareBudget,
+        Tuning as Tuning,
     )
 
 #: what is logged is shown where a program says so, not by default
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __version__ = "0.1.0"
-__all__ = [
-    "CmlError",
-    "CompileOptions",
-    "CorruptArtifact",
-    "DeviceError",
-    "FixedBudget",
-    "FrameReport",
-    "FrameScheduler",
-    "Gpu",
-    "Graph",
-    "GraphBuilder",
-    "InputError",
-    "Job",
-    "Kernel",
-    "LoadLimits",
-    "ModelError",
-    "ModelSource",
-    "OpSpec",
-    "Reloader",
-    "Session",
-    "Slider",
-    "SpareBudget",
-    "StaleArtifact",
-    "Tensor",
-    "TextureInput",
-    "Tuning",
-    "edit",
-    "load",
-    "load_cooked",
-    "quantize",
-    "register",
-    "run_tiled",
-    "save",
-]
-
 #: the packages that are attributes without an import of their own, as ``cml.nnef.NnefWarning``
 _PACKAGES = frozenset(
     "compiler cooked cpu distributed errors formats gpu integer io ir nnef ops panel runtime "
@@ -126,11 +95,14 @@ _MOVED = {
     "nnef": "MemoryModel",
 }
 
-_get, __dir__ = lazy_names(
+_get, __dir__, __all__ = lazy_names(
     __name__,
     {
         "cml_engine.compiler.integer.quantizer.quantize": "quantize",
         "cml_engine.cooked.load": "load_cooked",
+        "cml_engine.errors": (
+            "CmlError CorruptArtifact DeviceError InputError ModelError StaleArtifact"
+        ),
         "cml_engine.formats.graph_builder": "GraphBuilder Tensor edit",
         "cml_engine.formats.loading": "load save",
         "cml_engine.gpu.gpu": "Gpu",

@@ -10,8 +10,11 @@ from typing import Any
 
 def lazy_names(
     package: str, modules: Mapping[str, str]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Returns the functions ``__getattr__`` and ``__dir__`` of a package.
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Returns ``__getattr__``, ``__dir__`` and ``__all__`` of a package.
+
+    Type checkers read the same names from imports under ``TYPE_CHECKING``, where ``as`` makes
+    them public.
 
     Parameters
     ----------
@@ -33,4 +36,4 @@ def lazy_names(
     def names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *places})
 
-    return get, names
+    return get, names, sorted(places)

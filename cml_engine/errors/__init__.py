@@ -17,7 +17,7 @@ from cml_engine.lazy import lazy_names
 if TYPE_CHECKING:
     from cml_engine.errors.arguments import FloatRange, IntegerRange
 else:
-    __getattr__, __dir__ = lazy_names(
+    __getattr__, __dir__, _ = lazy_names(
         __name__, {"cml_engine.errors.arguments": "FloatRange IntegerRange"}
     )
 

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 from cml_engine.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from cml_engine.io.arrays import check_place, read, write_outputs
-    from cml_engine.io.atomic_write import write_atomically
+    from cml_engine.io.arrays import (
+        check_place as check_place,
+        read as read,
+        write_outputs as write_outputs,
+    )
+    from cml_engine.io.atomic_write import write_atomically as write_atomically
 else:
-    __getattr__, __dir__ = lazy_names(
+    __getattr__, __dir__, __all__ = lazy_names(
         __name__,
         {
             "cml_engine.io.arrays": "check_place read write_outputs",
             "cml_engine.io.atomic_write": "write_atomically",
         },
     )
-
-__all__ = ["check_place", "read", "write_atomically", "write_outputs"]

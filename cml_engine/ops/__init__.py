@@ -8,23 +8,32 @@ from typing import TYPE_CHECKING
 from cml_engine.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from cml_engine.compiler.passes.rules import Match, Rule, register_rule, unregister_rule
-    from cml_engine.compiler.plugins import API_VERSION, load_entry_points, load_file
-    from cml_engine.ir.graph import Attrs, Fact
-    from cml_engine.ops.declaration.registry import unregister
-    from cml_engine.ops.declaration.spec import (
-        Case,
-        Cost,
-        Dispatch,
-        Kernel,
-        OpSpec,
-        Random,
-        Tolerance,
-        same_as,
+    from cml_engine.compiler.passes.rules import (
+        Match as Match,
+        Rule as Rule,
+        register_rule as register_rule,
+        unregister_rule as unregister_rule,
     )
-    from cml_engine.ops.registration import register
+    from cml_engine.compiler.plugins import (
+        API_VERSION as API_VERSION,
+        load_entry_points as load_entry_points,
+        load_file as load_file,
+    )
+    from cml_engine.ir.graph import Attrs as Attrs, Fact as Fact
+    from cml_engine.ops.declaration.registry import unregister as unregister
+    from cml_engine.ops.declaration.spec import (
+        Case as Case,
+        Cost as Cost,
+        Dispatch as Dispatch,
+        Kernel as Kernel,
+        OpSpec as OpSpec,
+        Random as Random,
+        Tolerance as Tolerance,
+        same_as as same_as,
+    )
+    from cml_engine.ops.registration import register as register
 else:
-    __getattr__, __dir__ = lazy_names(
+    __getattr__, __dir__, __all__ = lazy_names(
         __name__,
         {
             "cml_engine.compiler.passes.rules": "Match Rule register_rule unregister_rule",
@@ -37,25 +46,3 @@ else:
             "cml_engine.ops.registration": "register",
         },
     )
-
-__all__ = [
-    "API_VERSION",
-    "Attrs",
-    "Case",
-    "Cost",
-    "Dispatch",
-    "Fact",
-    "Kernel",
-    "Match",
-    "OpSpec",
-    "Random",
-    "Rule",
-    "Tolerance",
-    "load_entry_points",
-    "load_file",
-    "register",
-    "register_rule",
-    "same_as",
-    "unregister",
-    "unregister_rule",
-]

@@ -25,7 +25,7 @@ from cml_engine.panel.ranking import RankRow, rows
 if TYPE_CHECKING:
     from cml_engine.panel import drawing
 else:
-    __getattr__, __dir__ = lazy_names(__name__, {"cml_engine.panel.drawing": ""})
+    __getattr__, __dir__, _ = lazy_names(__name__, {"cml_engine.panel.drawing": ""})
 
 __all__ = [
     "FrameLog",
