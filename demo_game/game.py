@@ -182,7 +182,7 @@ class Game:
         self._boxes: Boxes | None = None
         self._look_at = self._finished = self._unseen = 0
         #: the steps of networks that have run, by name and number, and what the GPU works on
-        self._dispatched, self._waited_for = set[tuple[str, int]](), PICTURE
+        self._dispatched, self._waited_for = set[tuple[str, int | None]](), PICTURE
         self._way, self.account = CameraWay(), FrameAccount(SystemClock(native_threads()))
         self._spare = SpareBudget(settings.frame_ms, LEAST_MS, headroom=_HEADROOM)
         self._fixed = FixedBudget(0.0)

@@ -33,7 +33,13 @@ from cml_engine.scheduler.jobs.job import Job
 from cml_engine.scheduler.jobs.job_list import NetworkQueue
 from cml_engine.scheduler.jobs.lifecycle import Lifecycle, gathered_inputs
 from cml_engine.scheduler.planning.cost_model import CostModel
-from cml_engine.scheduler.planning.plan import FramePlan, FrameState, PlannedSlice, Planner
+from cml_engine.scheduler.planning.plan import (
+    FrameInputs,
+    FramePlan,
+    FrameState,
+    PlannedSlice,
+    Planner,
+)
 from cml_engine.scheduler.planning.policy import Policy
 from cml_engine.scheduler.reports import FrameReport, Reason, SliceReport
 
@@ -44,8 +50,8 @@ _NUMBER = attrgetter("number")
 
 
 def collect_state(
-    jobs: Lifecycle, report: FrameReport, policy: Policy, rate: float, model: CostModel,
-    *, most_unsettled: int, gpu_behind: bool,
+    jobs: Lifecycle, inputs: FrameInputs, policy: Policy, rate: float, model: CostModel,
+    most_unsettled: int,
 ) -> FrameState:  # fmt: skip
     """Returns the state from which the frame is planned, with the jobs that could run.
 
@@ -53,22 +59,23 @@ def collect_state(
     Jobs whose step on the CPU is done go on.
     """
     _fail_without_input(jobs)
-    _end_cpu_steps(jobs, report)
-    candidates, otherwise = _candidates(jobs, report, policy, rate)
+    _end_cpu_steps(jobs, inputs)
+    candidates, otherwise = _candidates(jobs, inputs, policy, rate)
     return FrameState(
-        report.now_ms, report.budget_ms, report.aim_ms, rate, jobs.executor.granule, most_unsettled,
-        gpu_behind, otherwise, policy, candidates, model,
+        inputs.now_ms, inputs.budget_ms, 0.0 if inputs.rests else inputs.aim_ms, rate,
+        jobs.executor.granule, most_unsettled, inputs.gpu_behind, otherwise, policy, candidates,
+        model,
     )  # fmt: skip
 
 
-def _end_cpu_steps(jobs: Lifecycle, report: FrameReport) -> None:
+def _end_cpu_steps(jobs: Lifecycle, inputs: FrameInputs) -> None:
     for job in jobs.job_list.running_on_cpu:
         try:
             while job.is_on_cpu and jobs.executor.end_cpu_step(
-                job.network, job.network_step(job.step), report.budget_ms
+                job.network, job.network_step(job.step), inputs.budget_ms
             ):
                 jobs.back_from_cpu.append(job.number)
-                jobs.cpu_waits[job.costs[job.step].key] = report.now_ms - job.last_served_ms
+                jobs.cpu_waits[job.costs[job.step].key] = inputs.now_ms - job.last_served_ms
                 job.step, job.blocked_by = job.step + 1, ""
         except Exception as error:
             jobs.fail(job, error)
@@ -85,7 +92,7 @@ def _begin_cpu_steps(jobs: Lifecycle, encoder: wgpu.GPUCommandEncoder) -> None:
 
 
 def _candidates(
-    jobs: Lifecycle, report: FrameReport, policy: Policy, rate: float
+    jobs: Lifecycle, inputs: FrameInputs, policy: Policy, rate: float
 ) -> tuple[list[Job], Reason]:
     """Returns the jobs that could run now, the oldest first, and a reason why the frame may stop.
 
@@ -104,15 +111,15 @@ def _candidates(
     if any(len(queue) for queue in unready):
         otherwise = "preparing"
     for queue in unready:
-        _prepare(jobs, queue, report.budget_ms / len(unready))
+        _prepare(jobs, queue, inputs.budget_ms / len(unready))
     for network in {job.network for job in running} | {queue.network for queue in queues}:
-        network.advance_successor(report.budget_ms)
+        network.advance_successor(inputs.budget_ms)
     candidates = [job for job in running if not job.paused]
     for queue in queues:
         free = exclusivity_key(queue.network) not in busy
         # preparing one network may have taken the memory of another that is idle
         if free and queue not in unready and (not unready or _is_ready(jobs, queue)):
-            next_jobs = queue.first(policy, report.now_ms, rate)
+            next_jobs = queue.first(policy, inputs.now_ms, rate)
             if queue.network.retains:
                 next_jobs = [job for job in next_jobs if not jobs.job_list.find_predecessor(job)]
                 for job in next_jobs:
@@ -234,7 +241,6 @@ def _missing_memory(network: Network) -> str:
 
 def advance_jobs(plan: FramePlan, report: FrameReport) -> None:
     """Advances the jobs by the plan's slices, and adds the slices to the report."""
-    report.reason, report.planned = plan.reason, plan.by_budget
     slices, now_ms, predicted_ms = report.slices, report.now_ms, 0.0
     for part in plan.slices:
         job, cost, ms = part.job, part.cost, part.predicted_ms
@@ -244,10 +250,11 @@ def advance_jobs(plan: FramePlan, report: FrameReport) -> None:
         job.virtual_ms += ms / (job.priority or 1.0)
         job.last_served_ms = now_ms
         predicted_ms += ms
+        number = None if part.step < job.loads else job.network_step(part.step)
         slices.append(
             SliceReport(
-                job.number, job.network_step(part.step), cost.op, cost.title, part.first,
-                part.count, ms, None, job.name, part.step - job.loads, part.settled,
+                job.number, number, cost.op, cost.title, part.first, part.count, ms, None, job.name,
+                part.step, part.settled,
             )
         )  # fmt: skip
     report.predicted_ms = predicted_ms
@@ -280,11 +287,7 @@ def encode_slices(
     Jobs whose slices could not be encoded fail.
     """
     working = {part.job.network: part.job for group in groups for part in group}
-    steps = iter([part.step for part in report.slices])
-    slices = [
-        [Slice(part.job.network, next(steps), part.first, part.count) for part in group]
-        for group in groups
-    ]
+    slices = [[_slice_of(part) for part in group] for group in groups]
     failed: Sequence[tuple[Handle, Exception]]
     try:
         failed = jobs.executor.encode(encoder, report.frame, slices, timed=report.timed) or ()
@@ -302,6 +305,13 @@ def encode_slices(
     _begin_cpu_steps(jobs, encoder)
     _finish(jobs, encoder, report)
     _request_reads(jobs, encoder)
+
+
+def _slice_of(part: PlannedSlice) -> Slice:
+    """Returns a planned slice as the executor encodes it."""
+    job, step = part.job, part.step
+    number = step if step < job.loads else job.loads + job.network_step(step)
+    return Slice(job.network, number, part.first, part.count)
 
 
 def fail_all_where_lost(jobs: Lifecycle, report: FrameReport) -> None:

@@ -57,7 +57,7 @@ from cml_engine.scheduler.planning.controller import (
 )
 from cml_engine.scheduler.planning.cost_model import CostModel, FirstGuess
 from cml_engine.scheduler.planning.margin import TailMargin
-from cml_engine.scheduler.planning.plan import Planner, plan_frame
+from cml_engine.scheduler.planning.plan import FrameInputs, Planner, plan_frame
 from cml_engine.scheduler.planning.policy import Policy, least_laxity
 from cml_engine.scheduler.recording import Recorder, Recording
 from cml_engine.scheduler.reports import FrameReport
@@ -556,27 +556,29 @@ class FrameScheduler:
             periodic.due(now)
         budget, aim = self._allowed()
         rate, self._rate = aim / self.frame_ms, self.controller.rate(aim)
-        copy_ms = jobs.copy_costs.take()
-        aim = max(0.0, aim - copy_ms)
-        skips = self._timing.back_off.skip_due or self.controller.skips_frame(self.budget)
-        report = FrameReport(self.frame, now, budget, 0.0 if skips else aim, copied_ms=copy_ms)
-        self.last_report = report
+        copied_ms = jobs.copy_costs.take()
+        inputs = FrameInputs(
+            now, budget, max(0.0, aim - copied_ms), copied_ms,
+            rests=self._timing.back_off.skip_due or self.controller.skips_frame(self.budget),
+            gpu_behind=self.executor.frames_in_flight >= self.max_frames_in_flight,
+        )  # fmt: skip
         jobs.begin_frame(self._pace())
-        is_behind = self.executor.frames_in_flight >= self.max_frames_in_flight
         ready = networks_ready(jobs.job_list.queues) if jobs.recorder else {}
         state = collect_state(
-            jobs, report, self.policy, rate, self.cost_model,
-            most_unsettled=most_unsettled(self.executor), gpu_behind=is_behind,
-        )  # fmt: skip
+            jobs, inputs, self.policy, rate, self.cost_model, most_unsettled(self.executor)
+        )
         plan = plan_and_start(jobs, encoder, self.planner, state)
+        report = FrameReport(
+            self.frame, now, budget, state.aim_ms, plan.reason, planned=plan.by_budget,
+            copied_ms=copied_ms,
+        )  # fmt: skip
+        self.last_report = jobs.pace.last_report = report
         advance_jobs(plan, report)
         if jobs.recorder:
             # preparing one network may have evicted another
             ready_after = networks_ready(jobs.job_list.queues)
             ready = {key: was and ready_after.get(key, True) for key, was in ready.items()}
-            jobs.recorder.encoded(
-                report, aim, ready, is_behind, jobs.short_of_memory, jobs.back_from_cpu
-            )
+            jobs.recorder.encoded(inputs, report, ready, jobs.short_of_memory, jobs.back_from_cpu)
         all_settled = all(part.settled for part in plan.slices)
         report.timed = not all_settled or self.times_all or self.controller.times(self.frame)
         n_groups = self.executor.max_groups if report.timed else 1
@@ -586,7 +588,7 @@ class FrameScheduler:
         report.encode_ms = _REAL.now_ms() - encoding
         timed = groups if report.timed else []
         self._timing.encoded(report, [[(part.cost, part.count) for part in g] for g in timed])
-        self.controller.encoded(report, aim)
+        self.controller.encoded(report, inputs.aim_ms)
         report.cpu_ms = _REAL.now_ms() - start
         return report
 

@@ -17,9 +17,12 @@ from cml_engine.compiler.plan import StepCost, Timing
 from cml_engine.io import write_atomically
 from cml_engine.io.json_files import JsonObject, read_json
 from cml_engine.scheduler.jobs.job import Job
+from cml_engine.scheduler.planning.plan import FrameInputs
 from cml_engine.scheduler.reports import FrameReport
 
-_FORMAT = "cml recording 6"
+_FORMAT = "cml recording 7"
+#: its decisions count steps without the loads before them, which are below 0
+_FORMAT_6 = "cml recording 6"
 
 
 @dataclass
@@ -27,7 +30,7 @@ class Recording:
     """A recorded run of a scheduler: its options, networks, events and decisions.
 
     ``events`` are JSON objects with a ``kind``, in order. ``decisions`` has for each frame its
-    slices as ``[job, step, first, count]``.
+    slices as ``[job, index, first, count]``, see :class:`SliceReport`.
     """
 
     options: JsonObject = field(default_factory=dict)
@@ -46,12 +49,28 @@ class Recording:
             data = read_json(path)
         except ValueError as error:
             raise ValueError(f"'{path}' is not a recording: {error}") from None
-        if not isinstance(data, dict) or data.pop("format", None) != _FORMAT:
+        found = data.pop("format", None) if isinstance(data, dict) else None
+        if found not in (_FORMAT, _FORMAT_6):
             raise ValueError(f"'{path}' is not a recording (wanted format '{_FORMAT}')")
         field_types = {key: type(value) for key, value in asdict(cls()).items()}
         if not all(isinstance(value, field_types.get(key, ())) for key, value in data.items()):
             raise ValueError(f"'{path}' is not a recording: wanted {', '.join(field_types)}")
-        return cls(**data)
+        recording = cls(**data)
+        if found == _FORMAT_6:
+            try:
+                recording._count_loads()
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"'{path}' is not a recording: {error!r}") from None
+        return recording
+
+    def _count_loads(self) -> None:
+        """Adds the number of its job's loads to the step of each decision."""
+        submits = [event for event in self.events if event["kind"] == "submit"]
+        loads = {event["job"]: len(event["loads"]) for event in submits}
+        self.decisions = [
+            [[job, loads[job] + step, *workgroups] for job, step, *workgroups in slices]
+            for slices in self.decisions
+        ]
 
 
 class Recorder:
@@ -89,14 +108,13 @@ class Recorder:
 
     def encoded(
         self,
+        inputs: FrameInputs,
         report: FrameReport,
-        aim: float,
         ready: Mapping[int, bool],
-        waiting: bool,
         short_of_memory: list[int],
         back_from_cpu: list[int],
     ) -> None:
-        """Records an encoded frame: its budget, the state of the jobs, and the decisions.
+        """Records an encoded frame: its inputs, the state of the jobs, and the decisions.
 
         ``ready`` says which networks of waiting jobs were prepared. ``short_of_memory`` has the
         jobs that lacked memory; the list grows until the frame ends. ``back_from_cpu`` has a job
@@ -107,16 +125,16 @@ class Recorder:
         self.recording.events.append(
             {
                 "kind": "frame",
-                "now": report.now_ms,
-                "budget": report.budget_ms,
+                "now": inputs.now_ms,
+                "budget": inputs.budget_ms,
                 "ready": ready_networks,
-                "waiting": waiting,
+                "waiting": inputs.gpu_behind,
                 "given": not report.planned,
-                "aim": aim,
-                "rests": aim > 0 and not report.aim_ms,
+                "aim": inputs.aim_ms,
+                "rests": inputs.aim_ms > 0 and inputs.rests,
                 "held": short_of_memory,
                 "back_from_cpu": back_from_cpu,
-                "copied": report.copied_ms,
+                "copied": inputs.copied_ms,
             }
         )
         self.recording.decisions.append(decisions_of(report))
@@ -151,5 +169,5 @@ def _row(cost: StepCost) -> list[str | float]:
 
 
 def decisions_of(report: FrameReport) -> list[list[int]]:
-    """Returns the slices of a frame as lists ``[job, step, first, count]``, in order."""
-    return [[part.job, part.own, part.first, part.count] for part in report.slices]
+    """Returns the slices of a frame as lists ``[job, index, first, count]``, in order."""
+    return [[part.job, part.index, part.first, part.count] for part in report.slices]

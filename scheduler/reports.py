@@ -20,8 +20,8 @@ Reason = Literal[
 class SliceReport:
     """One slice that ran in a frame: workgroups ``[first, first + count)`` of a step of a job.
 
-    ``step`` is the step's number in the network; numbers below 0 are loads of the job's
-    textures. ``own`` is the step's number among the steps that this job runs, which are fewer
+    ``step`` is the step's number in the network; None for a load of one of the job's textures.
+    ``index`` is the number among all that the job runs: its loads, then its steps, which are fewer
     than the network's if the network retains its inputs.
 
     ``measured_ms`` arrives with the frame's time if the slice was timed alone. It stays None in
@@ -36,7 +36,7 @@ class SliceReport:
     """
 
     job: int
-    step: int
+    step: int | None
     op: str
     title: str
     first: int
@@ -45,7 +45,7 @@ class SliceReport:
     measured_ms: float | None = None
     #: the name of the job
     name: str = ""
-    own: int = 0
+    index: int = 0
     settled: bool = False
 
 

@@ -181,10 +181,10 @@ def _cost_of(
     whole = {job.number for job in run.jobs if job.state == "done"} - {min(by_job)}
     times = [ms for number, ms in by_job.items() if number in whole]
     cuts = sorted(
-        part.count * network.steps[part.step].waves  # type: ignore[attr-defined]
+        part.count * network.steps[part.index].waves  # type: ignore[attr-defined]
         for report, _ in counted
         for part in report.slices
-        if part.count < network.steps[part.step].groups
+        if part.count < network.steps[part.index].groups
     )
     busy = [ms for _, ms in counted]
     return SlicedCost(

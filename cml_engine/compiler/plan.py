@@ -235,7 +235,7 @@ class StepCost:
 class Slice(NamedTuple):
     """A range of workgroups, ``[first, first + count)``, of one step of a network.
 
-    Steps below 0 are loads of the job's texture inputs; the last load is step -1.
+    Steps count the loads of the job's texture inputs first, if there are any.
 
     Examples
     --------

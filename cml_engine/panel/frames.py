@@ -159,9 +159,11 @@ class OperatorTimes:
         """Adds the slices of a frame whose times have arrived to their operators' costs."""
         for part in report.slices:
             plan = self._plan(part.name) if part.name in self.sessions else None
+            if plan is None or part.step is None:  # texture loads are no operators
+                continue
             operator = self.operators.get((part.name, part.step))
             # a slice of a replaced network may still arrive
-            if plan is None or operator is None or operator.title != part.title:
+            if operator is None or operator.title != part.title:
                 continue
             runs = part.count / max(1, plan.steps[part.step].groups)
             operator.runs += runs

@@ -430,9 +430,9 @@ class Job(Awaitable):
         return True
 
     def network_step(self, step: int) -> int:
-        """Returns the network's number of the job's step ``step``; texture loads are below 0."""
+        """Returns the network's number of the job's step ``step``, which is no texture load."""
         index = step - self.loads
-        return index if self.steps is None or index < 0 else self.steps[index]
+        return index if self.steps is None else self.steps[index]
 
     def undo_end(self) -> None:
         """Discards the job's end time and outputs, because its last frame is abandoned."""

@@ -22,6 +22,23 @@ _PROBE_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
+class FrameInputs:
+    """A frame's time and budget, from which it is planned; a recording has them for every frame.
+
+    ``aim_ms`` is the part of ``budget_ms`` to plan for, without the ``copied_ms`` of copies into
+    textures. With ``rests`` the frame runs nothing. ``gpu_behind``: too many frames wait for the
+    GPU.
+    """
+
+    now_ms: float
+    budget_ms: float
+    aim_ms: float
+    copied_ms: float
+    rests: bool
+    gpu_behind: bool
+
+
+@dataclass(frozen=True, slots=True)
 class FrameState:
     """The input of a frame's plan: budget, jobs, costs and the state of the device.
 

@@ -61,7 +61,7 @@ class _Echo(SimGpu):
 def replay(recording: Recording) -> list[list[list[int]]]:
     """Runs the recording again on the virtual clock and returns each frame's slices.
 
-    A slice is ``[job, step, first, count]``. If the result differs from ``recording.decisions``,
+    A slice is ``[job, index, first, count]``. If the result differs from ``recording.decisions``,
     the scheduler depends on something unrecorded.
     """
     return _Replay(recording).run()
@@ -186,10 +186,9 @@ def _repeat_slices(slices: list[list[int]], jobs_by_number: Mapping[int, Job]) -
 
     def plan(state: FrameState) -> FramePlan:
         planned = []
-        for number, own_step, first, count in slices:
+        for number, step, first, count in slices:
             job = jobs_by_number[number]
             if job in state.jobs:  # otherwise the replay has already diverged
-                step = own_step + job.loads
                 ms = state.costs.predict_ms(job.costs[step], count)
                 planned.append(planned_slice(state, job, step, first, count, ms))
         starts = [job for job in dict.fromkeys(part.job for part in planned) if not job.running]

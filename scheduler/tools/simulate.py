@@ -234,8 +234,9 @@ class SimGpu:
 
     def _true_ms(self, part: Slice) -> float:
         network: Handle = part.network
-        steps = network.steps if part.step >= 0 else self._loads[network]
-        step: SimStep = steps[part.step]
+        loads, number = self._loads.get(network, ()), part.step
+        is_load = number < len(loads)
+        step: SimStep = loads[number] if is_load else network.steps[number - len(loads)]
         exact: float = self.launch_ms + step.ms(part.count) / self.speed
         return exact * _factor(self._random, self.noise.single)
 

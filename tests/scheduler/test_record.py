@@ -36,7 +36,8 @@ def test_invalid_recording_is_refused(tmp_path):
         Recording.load(file)
     more = json.dumps({"format": _FORMAT, "more": 1})
     kinds = json.dumps({"format": _FORMAT, "events": {}})
-    for text in (more, kinds, *hostile_json.texts({})):
+    old = json.dumps({"format": "cml recording 6", "events": [3]})
+    for text in (more, kinds, old, *hostile_json.texts({})):
         file.write_text(text)
         with pytest.raises(ValueError, match=r"x\.json' is not a recording"):
             Recording.load(file)

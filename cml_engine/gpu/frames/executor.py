@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from typing import Protocol, cast
@@ -139,7 +139,7 @@ class _RunningJob:
     #: the memory of its outputs until they are written
     result: Result | None
     run: JobRun | None = None
-    loads: list[Load] = field(default_factory=list)
+    loads: Sequence[Load] = ()
     #: its latest step on the CPU
     on_cpu: CpuRun | None = None
 
@@ -303,12 +303,12 @@ class FrameExecutor:
         job = self._jobs.get(network)
         if job is not None and job.run is not None:
             self._worked.add(job.run)
-        ranges = []
+        ranges, loads = [], () if job is None else job.loads
         for _, step, first, count in slices:
-            if job is not None and step < 0:  # the job's input loads; the last one is -1
-                job.loads[step].encode_range(compute, first, count)
+            if step < len(loads):
+                loads[step].encode_range(compute, first, count)
             else:
-                ranges.append((step, first, count))
+                ranges.append((step - len(loads), first, count))
         network.encode_ranges(compute, ranges)
 
     def _leave_receipt(self, encoder: wgpu.GPUCommandEncoder) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
 from cml_engine.scheduler.recording import Recording
 from cml_engine.scheduler.tools.replay import replay
 from cml_engine.scheduler.tools.simulate import SimStep
@@ -55,10 +58,10 @@ def test_loads_are_slices_of_the_job_within_the_budget():
     while loop.scheduler.jobs:
         spent.append(loop.frame())
     assert max(spent) <= BUDGET_MS * 1.001
-    loads = [p for r in loop.reports for p in r.slices if p.job == job.number and p.step < 0]
-    assert {part.step for part in loads} == {-1} and sum(p.count for p in loads) == TEXTURE.groups
+    loads = [p for r in loop.reports for p in r.slices if p.job == job.number and p.step is None]
+    assert {part.index for part in loads} == {0} and sum(p.count for p in loads) == TEXTURE.groups
     assert len(loads) >= 3, "over several frames"
-    own = {p.step for r in loop.reports for p in r.slices if p.step >= 0}
+    own = {p.step for r in loop.reports for p in r.slices if p.step is not None}
     assert own == {0, 1, 2} and job.progress == plain.progress == 1.0
 
 
@@ -76,7 +79,7 @@ def test_a_copy_is_paid_for_by_the_next_frame():
     assert sum(spent) / len(spent) <= BUDGET_MS
 
 
-def test_a_recording_with_textures_replays():
+def test_a_recording_with_textures_replays(tmp_path):
     loop, net = Loop(), simulated.network(total_ms=3.0, steps=3)
     recording = loop.scheduler.record()
     small = SimStep("load", 10, 0.005, "load_texture", "load_texture 'x'")
@@ -87,8 +90,13 @@ def test_a_recording_with_textures_replays():
     while loop.scheduler.jobs:
         loop.frame(copy=True)
     assert any(report.copied_ms for report in loop.reports)
-    assert any(part[1] < 0 for frame in recording.decisions for part in frame)
+    loads = {e["job"]: len(e["loads"]) for e in recording.events if e["kind"] == "submit"}
+    assert any(part[1] < loads[part[0]] for frame in recording.decisions for part in frame)
     assert replay(recording) == recording.decisions
+    steps = [[[n, i - loads[n], *rest] for n, i, *rest in frame] for frame in recording.decisions]
+    old = {**asdict(recording), "format": "cml recording 6", "decisions": steps}
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    assert Recording.load(tmp_path / "old.json").decisions == recording.decisions
     changed = Recording(recording.options, recording.networks, recording.events[:], [])
     changed.events = [{**e, "copied": 1.9} if e["kind"] == "frame" else e for e in changed.events]
     assert replay(changed) != recording.decisions, "copies count"
