@@ -1,6 +1,7 @@
-"""Flies the demo on machines unlike this one, made of this one, and prints one table.
+"""Flies the demo and runs ``cml frames`` on machines that are made of this one.
 
-``python -m benchmarks.machines`` flies without networks, in slices and unsliced on each of:
+``python -m benchmarks.machines`` prints two tables. It flies without networks, in slices and
+unsliced, and then measures a fixed budget, on each of:
 
 - this machine as it is;
 - llvmpipe with vectors of 128 bits, with one thread, and with the process on one core;
@@ -81,13 +82,13 @@ def _beside(machine: Machine) -> Iterator[None]:
         process.wait()
 
 
-def fly(machine: Machine, mode: str, frames: int, folder: Path) -> dict[str, Any]:
-    """Flies the demo in a process of its own; returns its report, or raises ``RuntimeError``."""
-    report = folder / "report.json"
+def run(machine: Machine, arguments: Sequence[str], folder: Path) -> str:
+    """Runs a Python module in a process of its own; returns what it prints.
+
+    Raises ``RuntimeError`` if it fails.
+    """
     # llvmpipe's cache does not tell kernels of other vector widths apart
     cache = folder / "-".join(["driver", *machine.environment.values()]).replace("/", "_")
-    command = [sys.executable, "-m", "demo_game", "--headless", "--mode", mode]
-    command += ["--frames", str(frames), "--report", str(report)]
 
     def limit() -> None:
         if machine.cores:
@@ -96,10 +97,20 @@ def fly(machine: Machine, mode: str, frames: int, folder: Path) -> dict[str, Any
     environment = {**os.environ, **machine.environment, "MESA_SHADER_CACHE_DIR": str(cache)}
     with _beside(machine):
         done = subprocess.run(
-            command, env=environment, preexec_fn=limit, capture_output=True, text=True, check=False
-        )
+            [sys.executable, "-m", *arguments], env=environment, preexec_fn=limit,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
     if done.returncode:
-        raise RuntimeError(f"{machine.name}, {mode}: {done.stderr.strip().splitlines()[-1:]}")
+        name = " ".join(arguments[:1])
+        raise RuntimeError(f"{machine.name}, {name}: {done.stderr.strip().splitlines()[-1:]}")
+    return done.stdout
+
+
+def fly(machine: Machine, mode: str, frames: int, folder: Path) -> dict[str, Any]:
+    """Flies the demo in a process of its own; returns its report."""
+    report = folder / "report.json"
+    flight = ["demo_game", "--headless", "--mode", mode, "--frames", str(frames)]
+    run(machine, [*flight, "--report", str(report)], folder)
     found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
     return found
 
@@ -135,10 +146,31 @@ def _simulated(report: Mapping[str, Any]) -> str:
     )
 
 
+def budget_row(machine: Machine, frames: int, folder: Path) -> str:
+    """Runs ``cml frames`` and returns the machine's line of the second table."""
+    command = ["cml_engine", "frames", MODEL, "--budget-ms", "8", "--frames", str(frames), "--json"]
+    report = json.loads(run(machine, command, folder))
+    over = report["frames_over_budget"] / max(1, report["frames"])
+    cells = [
+        machine.name,
+        f"{100 * over:.1f}",
+        f"{report['slices_ms']['p99']:.1f}, {report['control_ms']['p99']:.1f}",
+        f"{report['sliced_over_unsliced']:.3f}",
+        f"{100 * report['budget_used']:.0f}",
+        "yes" if report["identical"] else "NO",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+#: the network of the second table
+MODEL = "demo_game/models/upres.nnef"
 HEADER = """\
 | machine | chosen | picture ms | late %, off | sliced | unsliced | tiles | wait s | complete s \
 | work, late / on the virtual clock | world |
 |---|---|--:|--:|--:|--:|--:|--:|--:|--:|---|"""
+BUDGET_HEADER = """
+| machine | over 8 ms % | P99 ms, control's | sliced / unsliced | budget used % | same bits |
+|---|--:|--:|--:|--:|---|"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -148,16 +180,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="*", default=[], help="words of the machines' names")
     parser.add_argument("--swiftshader", type=Path, default=_SWIFTSHADER, metavar="ICD.json")
     options = parser.parse_args(arguments)
-    print(HEADER, flush=True)
+    chosen = [
+        machine
+        for machine in machines(options.swiftshader)
+        if not options.only or any(word in machine.name for word in options.only)
+    ]
+
+    def flights(machine: Machine, folder: Path) -> str:
+        return row(machine, {mode: fly(machine, mode, options.frames, folder) for mode in _MODES})
+
+    def budget(machine: Machine, folder: Path) -> str:
+        return budget_row(machine, options.frames, folder)
+
     with tempfile.TemporaryDirectory() as folder:
-        for machine in machines(options.swiftshader):
-            if options.only and not any(word in machine.name for word in options.only):
-                continue
-            try:
-                reports = {m: fly(machine, m, options.frames, Path(folder)) for m in _MODES}
-                print(row(machine, reports), flush=True)
-            except RuntimeError as error:
-                print(f"| {error} |", flush=True)
+        for header, measure in ((HEADER, flights), (BUDGET_HEADER, budget)):
+            print(header, flush=True)
+            for machine in chosen:
+                try:
+                    print(measure(machine, Path(folder)), flush=True)
+                except RuntimeError as error:
+                    print(f"| {error} |", flush=True)
     return 0
 
 
