@@ -50,9 +50,10 @@ def load_cooked(
     trusted: bool = False,
     limits: CookedLimits | None = None,
 ) -> Graph:
-    """Returns the network in a cooked file (docs/cooked.md), ready to run without compilation.
+    """Loads a cooked file as a graph; a session then runs the plan and kernels in the file.
 
-    ``model`` is a path, the bytes of a cooked file, or a :class:`ModelSource` whose graph is one.
+    ``model`` is a path or the bytes of a cooked file (docs/cooked.md), or a :class:`ModelSource`
+    whose graph is one.
 
     Kernels run with the driver's run-time checks, which keep every access inside its tensor.
     ``trusted=True`` is for your own files: kernels that are marked as safe run without these

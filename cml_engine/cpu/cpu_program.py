@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from threading import RLock
 from typing import cast
 
@@ -144,6 +145,18 @@ def convert_to_fact(node: Node, fact: Fact, value: ArrayLike) -> Array:
     return np.asarray(value, NUMPY_DTYPE[fact.dtype])
 
 
+@dataclass(frozen=True)
+class HostTensor:
+    """A tensor of a network on the CPU, as ``GpuTensor`` is one of a network on a GPU."""
+
+    fact: Fact
+    _value: Array
+
+    def read(self) -> Array:
+        """Returns the value."""
+        return self._value
+
+
 class HostProgram(ABC):
     """A graph that is ready to run in this process's memory, without a GPU.
 
@@ -210,7 +223,7 @@ class HostProgram(ABC):
         self._input_values |= {name: np.array(value) for name, value in inputs.items()}
         return dict(self._input_values)
 
-    def tensor(self, name: str) -> Array:
+    def tensor(self, name: str) -> HostTensor:
         """Returns a copy of an output or a kept tensor of the last run.
 
         Raises :class:`InputError` if the tensor is neither, or if nothing has run yet.
@@ -223,7 +236,7 @@ class HostProgram(ABC):
         with self._lock:
             if name not in self._results:
                 raise InputError(f"model '{self.graph.name}' has not run yet: there is no '{name}'")
-            return self._results[name].copy()
+            return HostTensor(self.graph.facts[name], self._results[name].copy())
 
 
 class CpuProgram(HostProgram):

@@ -71,7 +71,7 @@ def load(
     gas_limit: int | None = None,
     limits: LoadLimits | None = None,
 ) -> Graph:
-    """Loads a neural network as a graph.
+    """Loads a model (NNEF, ONNX, ncnn) as a graph; a session then plans and compiles it.
 
     The model is an NNEF folder, the ``graph.nnef`` inside one, a ``.tgz`` of one, an ``.onnx``
     file, the bytes of a ``.tgz`` or an ``.onnx`` file, an ncnn ``.param`` with its ``.bin``

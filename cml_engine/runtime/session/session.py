@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cml_engine.compiler.plan import Plan
 from cml_engine.cpu.cpu_program import HostProgram, Watch
@@ -64,6 +64,19 @@ if TYPE_CHECKING:
     from cml_engine.gpu.program.preparation import OnProgress
 
 _log = logging.getLogger(__name__)
+
+
+class SessionTensor(Protocol):
+    """A tensor of a session on any backend."""
+
+    @property
+    def fact(self) -> Fact:
+        """The type and shape."""
+        ...
+
+    def read(self) -> Array:
+        """Returns the value as a NumPy array; blocks on a GPU."""
+        ...
 
 
 class Session:
@@ -316,12 +329,12 @@ class Session:
 
         return run_watched(as_gpu_program(self._program), self.graph, arrays, watch, before)
 
-    def tensor(self, name: str) -> Any:
+    def tensor(self, name: str) -> SessionTensor:
         """Returns an output, or a tensor of ``CompileOptions(keep=…)``, as the last run left it.
 
-        On the CPU this is a NumPy array. On a GPU it is a tensor in the session's memory, which
-        ``read()`` copies and the next run overwrites. Raises :class:`InputError` if the tensor
-        has no value now.
+        On a GPU it is a :class:`cml_engine.gpu.GpuTensor` in the session's memory, which the next
+        run overwrites; on the CPU it is a copy. Raises :class:`InputError` if the tensor has no
+        value now.
         """
         check_text(name, "a tensor's name")
         if self.gpu is None:

@@ -138,7 +138,7 @@ def assert_kept(graph, inputs, names):
     outputs = session.run(inputs)
     assert set(outputs) == set(graph.outputs)
     for name in (*names, *graph.outputs):
-        assert_allclose(session.tensor(name), expected[name], 1e-4, 1e-4, err_msg=name)
+        assert_allclose(session.tensor(name).read(), expected[name], 1e-4, 1e-4, err_msg=name)
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -163,8 +163,8 @@ def test_retained_inputs_and_constants_keep_their_values():
     graph, inputs = net.graph(), net.input()
     session = cml.Session(graph, "cpu", cml.CompileOptions(keep=("x", "k0")))
     session.run(inputs)
-    assert_array_equal(session.tensor("x"), inputs["x"])
-    assert_array_equal(session.tensor("k0"), graph.constants["k0"])
+    assert_array_equal(session.tensor("x").read(), inputs["x"])
+    assert_array_equal(session.tensor("k0").read(), graph.constants["k0"])
 
 
 def test_unknown_tensor_name_suggests_the_nearest():
@@ -192,7 +192,7 @@ def test_reshaped_session_has_retained_tensors():
     graph = cml.load(cml.nnef.MemoryModel(text))
     session = cml.Session(graph, "cpu", cml.CompileOptions(keep=("a",))).reshaped({"x": (1, 3)})
     session.run({"x": np.ones((1, 3), np.float32)})
-    assert_array_equal(session.tensor("a"), [[2, 2, 2]])
+    assert_array_equal(session.tensor("a").read(), [[2, 2, 2]])
 
 
 def test_an_error_of_a_watch_ends_the_run():
