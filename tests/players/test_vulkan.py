@@ -115,6 +115,13 @@ def test_host_behaviour_cases_end_as_on_webgpu(case, counting, tmp_path):
     assert run(program, case, counting, cwd=tmp_path).stdout == f"{case}: as wanted\n"
 
 
+@pytest.mark.parametrize("case", ["ours", "host", "unload"])
+def test_pipelines_are_built_on_other_threads_than_the_frames(case, counting, tmp_path):
+    """A job of a network that was never built before its first frame runs without a stall."""
+    program = build("vulkan_threads.c", "-O1", *SANITIZED, "-pthread", vulkan=True)
+    assert run(program, counting, case, cwd=tmp_path).stdout == "built elsewhere\n"
+
+
 def test_steady_state_creates_nothing(counting, tmp_path):
     program = build("play.c", vulkan=True)
     done = run(program, counting, "--trusted", "--frames", 200, "--budget", 0.05, cwd=tmp_path)

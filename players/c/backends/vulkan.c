@@ -5,8 +5,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef _WIN32
+#include <windows.h>
+#else
+#include <pthread.h>
+#endif
 
 enum {
+    MOST_WORKERS = 4,       /* threads that build pipelines */
     BLOCK_BYTES = 16 << 20, /* of device memory that buffers share */
     MOST_INLINE = 4096,     /* bytes that a frame writes without a staging buffer */
     MOST_GROUPS = 65535     /* of a dimension, as in WebGPU */
@@ -57,7 +63,7 @@ typedef struct object { /* begins what is released once no frame uses it */
 
 struct cml_scope {
     cml_status status;
-    int uploads; /* that have not run yet */
+    int pending; /* uploads and pipelines */
     int is_released;
     char text[160];
 };
@@ -81,6 +87,12 @@ struct cml_pipeline {
     VkPipelineLayout pipeline_layout;
     VkPipeline pipeline;
     uint32_t tensors;
+    struct cml_pipeline *next; /* in the queue, or of those that are built */
+    uint32_t *code;            /* NULL once the caller knows the result */
+    size_t bytes;
+    cml_scope *scope;
+    VkResult result;
+    char label[96];
 };
 
 struct cml_bindings {
@@ -109,6 +121,16 @@ typedef struct vulkan {
     upload *uploads;
     uint64_t frame, completed;
     int end_query; /* of the open pass */
+    /* Shared with the threads that build pipelines. */
+#ifdef _WIN32
+    SRWLOCK guard;
+    CONDITION_VARIABLE idle;
+#else
+    pthread_mutex_t guard;
+    pthread_cond_t idle;
+#endif
+    cml_pipeline *queue, *built;
+    uint32_t workers;
 #define DECLARE(name) PFN_vk##name name;
     FUNCTIONS(DECLARE)
 #undef DECLARE
@@ -145,6 +167,129 @@ static void refuse(cml_scope *scope, VkResult result, const char *what) {
         result == VK_ERROR_OUT_OF_HOST_MEMORY || result == VK_ERROR_OUT_OF_DEVICE_MEMORY;
     scope->status = is_memory ? CML_ERROR_MEMORY : CML_ERROR_DEVICE;
     snprintf(scope->text, sizeof scope->text, "%s: VkResult %d", what, (int)result);
+}
+
+static void end_pending(const vulkan *v, cml_scope *scope) {
+    if (scope != NULL && --scope->pending == 0 && scope->is_released)
+        give_back(v, scope, sizeof *scope);
+}
+
+/* ------------------------------------------------------------------ threads */
+
+#ifdef _WIN32
+static void create_guard(vulkan *v) {
+    InitializeSRWLock(&v->guard);
+    InitializeConditionVariable(&v->idle);
+}
+static void destroy_guard(vulkan *v) { (void)v; }
+static void enter(vulkan *v) { AcquireSRWLockExclusive(&v->guard); }
+static void leave(vulkan *v) { ReleaseSRWLockExclusive(&v->guard); }
+static void wake(vulkan *v) { WakeAllConditionVariable(&v->idle); }
+static void sleep_until_woken(vulkan *v) {
+    SleepConditionVariableSRW(&v->idle, &v->guard, INFINITE, 0);
+}
+#else
+static void create_guard(vulkan *v) {
+    pthread_mutex_init(&v->guard, NULL);
+    pthread_cond_init(&v->idle, NULL);
+}
+static void destroy_guard(vulkan *v) {
+    pthread_cond_destroy(&v->idle);
+    pthread_mutex_destroy(&v->guard);
+}
+static void enter(vulkan *v) { pthread_mutex_lock(&v->guard); }
+static void leave(vulkan *v) { pthread_mutex_unlock(&v->guard); }
+static void wake(vulkan *v) { pthread_cond_broadcast(&v->idle); }
+static void sleep_until_woken(vulkan *v) { pthread_cond_wait(&v->idle, &v->guard); }
+#endif
+
+static VkResult build_pipeline(const vulkan *v, cml_pipeline *p) {
+    VkShaderModuleCreateInfo code = {.sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO,
+                                     .codeSize = p->bytes,
+                                     .pCode = p->code};
+    VkComputePipelineCreateInfo info = {.sType = VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO,
+                                        .layout = p->pipeline_layout};
+    VkShaderModule module = VK_NULL_HANDLE;
+    VkResult result = v->CreateShaderModule(v->host.device, &code, NULL, &module);
+    if (result != VK_SUCCESS) return result;
+    info.stage = (VkPipelineShaderStageCreateInfo){
+        .sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO,
+        .stage = VK_SHADER_STAGE_COMPUTE_BIT,
+        .module = module,
+        .pName = "main"};
+    result = v->CreateComputePipelines(v->host.device, v->host.pipeline_cache, 1, &info, NULL,
+                                       &p->pipeline);
+    v->DestroyShaderModule(v->host.device, module, NULL);
+    return result;
+}
+
+/* Builds pipelines until the queue is empty. */
+static void work(void *argument) {
+    vulkan *v = argument;
+    enter(v);
+    while (v->queue != NULL) {
+        cml_pipeline *p = v->queue;
+        v->queue = p->next;
+        leave(v);
+        p->result = build_pipeline(v, p);
+        enter(v);
+        p->next = v->built;
+        v->built = p;
+    }
+    v->workers--;
+    wake(v);
+    leave(v);
+}
+
+#ifdef _WIN32
+static DWORD WINAPI run_thread(void *argument) {
+    work(argument);
+    return 0;
+}
+static int start_thread(vulkan *v) {
+    HANDLE thread = CreateThread(NULL, 0, run_thread, v, 0, NULL);
+    if (thread != NULL) CloseHandle(thread);
+    return thread != NULL;
+}
+#else
+static void *run_thread(void *argument) {
+    work(argument);
+    return NULL;
+}
+static int start_thread(vulkan *v) {
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, run_thread, v) != 0) return 0;
+    pthread_detach(thread);
+    return 1;
+}
+#endif
+
+static void enqueue(vulkan *v, cml_pipeline *p) {
+    enter(v);
+    p->next = v->queue;
+    v->queue = p;
+    int is_new = v->workers < MOST_WORKERS;
+    v->workers += is_new ? 1 : 0;
+    leave(v);
+    if (!is_new) return;
+    if (v->host.start != NULL)
+        v->host.start(v->host.start_user, work, v);
+    else if (!start_thread(v))
+        work(v);
+}
+
+/* Takes in the pipelines that threads have built since the last call. */
+static void take_built(vulkan *v) {
+    enter(v);
+    cml_pipeline *p = v->built;
+    v->built = NULL;
+    leave(v);
+    for (; p != NULL; p = p->next) {
+        if (p->result != VK_SUCCESS) refuse(p->scope, p->result, p->label);
+        end_pending(v, p->scope);
+        give_back(v, p->code, p->bytes);
+        p->code = NULL;
+    }
 }
 
 /* ------------------------------------------------------------------ device memory */
@@ -334,8 +479,7 @@ static void end_upload(vulkan *v, upload *u) {
     if (u->fence != VK_NULL_HANDLE) v->DestroyFence(v->host.device, u->fence, NULL);
     if (u->commands != NULL) v->FreeCommandBuffers(v->host.device, v->pool, 1, &u->commands);
     if (u->staging != NULL) free_buffer(v, u->staging);
-    if (u->scope != NULL && --u->scope->uploads == 0 && u->scope->is_released)
-        give_back(v, u->scope, sizeof *u->scope);
+    end_pending(v, u->scope);
     give_back(v, u, sizeof *u);
 }
 
@@ -415,7 +559,7 @@ static void add_upload(vulkan *v, cml_buffer *to, uint64_t offset, const void *d
         return;
     }
     u->scope = to->scope;
-    if (u->scope != NULL) u->scope->uploads++;
+    if (u->scope != NULL) u->scope->pending++;
     u->next = v->uploads;
     v->uploads = u;
 }
@@ -457,9 +601,11 @@ static void poll_device(void *user) {
         value > v->completed)
         v->completed = value;
     poll_uploads(v);
+    take_built(v);
     for (object **at = &v->garbage; *at != NULL;) {
         object *o = *at;
-        if (o->used_until > v->completed || v->uploads != NULL) {
+        int is_built = o->is != A_PIPELINE || ((cml_pipeline *)(void *)o)->code == NULL;
+        if (o->used_until > v->completed || v->uploads != NULL || !is_built) {
             at = &o->next;
             continue;
         }
@@ -478,6 +624,10 @@ static int get_info(void *user, int could_be, cml_device_info *info) {
 
 static void free_all(vulkan *v) {
     cml_allocator allocator = v->host.allocator;
+    enter(v);
+    while (v->workers > 0) sleep_until_woken(v);
+    leave(v);
+    take_built(v);
     for (upload *next, *u = v->uploads; u != NULL; u = next) {
         next = u->next;
         v->WaitForFences(v->host.device, 1, &u->fence, VK_TRUE, UINT64_MAX);
@@ -494,6 +644,7 @@ static void free_all(vulkan *v) {
     while (v->blocks != NULL) free_block(v, v->blocks); /* that lack a room, for want of memory */
     if (v->pool != VK_NULL_HANDLE) v->DestroyCommandPool(v->host.device, v->pool, NULL);
     if (v->queries != VK_NULL_HANDLE) v->DestroyQueryPool(v->host.device, v->queries, NULL);
+    destroy_guard(v);
     if (allocator.release != NULL)
         allocator.release(allocator.user, v, sizeof *v);
     else
@@ -510,8 +661,9 @@ static cml_status poll_scope(void *user, cml_scope *scope, char *text, size_t si
     vulkan *v = user;
     lock(v);
     poll_uploads(v);
+    take_built(v);
     cml_status status = scope->status;
-    if (status == CML_OK && scope->uploads > 0) status = CML_PENDING;
+    if (status == CML_OK && scope->pending > 0) status = CML_PENDING;
     unlock(v);
     if (status > CML_PENDING && size > 0) snprintf(text, size, "%s", scope->text);
     return status;
@@ -521,7 +673,7 @@ static void release_scope(void *user, cml_scope *scope) {
     vulkan *v = user;
     lock(v);
     scope->is_released = 1;
-    if (scope->uploads == 0) give_back(v, scope, sizeof *scope);
+    if (scope->pending == 0) give_back(v, scope, sizeof *scope);
     unlock(v);
 }
 
@@ -663,53 +815,33 @@ static void hide_language(uint32_t *code, size_t words) {
         if ((code[at] & 0xFFFF) == OP_SOURCE && at + 1 < words) code[at + 1] = 0;
 }
 
-static VkResult create_module(const vulkan *v, const cml_kernel *kernel, VkShaderModule *module) {
-    uint32_t *code = take(v, kernel->bytes);
-    VkShaderModuleCreateInfo info = {.sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO,
-                                     .codeSize = kernel->bytes,
-                                     .pCode = code};
-    if (code == NULL) return VK_ERROR_OUT_OF_HOST_MEMORY;
-    memcpy(code, kernel->code, kernel->bytes);
-    hide_language(code, kernel->bytes / sizeof *code);
-    VkResult result = v->CreateShaderModule(v->host.device, &info, NULL, module);
-    give_back(v, code, kernel->bytes);
-    return result;
-}
-
-static VkResult build_pipeline(const vulkan *v, const cml_kernel *kernel, cml_pipeline *p) {
-    VkComputePipelineCreateInfo info = {.sType = VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO};
-    VkShaderModule module = VK_NULL_HANDLE;
-    VkResult result = build_layouts(v, kernel, p);
-    if (result == VK_SUCCESS) result = create_module(v, kernel, &module);
-    if (result != VK_SUCCESS) return result;
-    info.layout = p->pipeline_layout;
-    info.stage = (VkPipelineShaderStageCreateInfo){
-        .sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO,
-        .stage = VK_SHADER_STAGE_COMPUTE_BIT,
-        .module = module,
-        .pName = "main"};
-    result = v->CreateComputePipelines(v->host.device, v->host.pipeline_cache, 1, &info, NULL,
-                                       &p->pipeline);
-    v->DestroyShaderModule(v->host.device, module, NULL);
-    return result;
-}
-
 static cml_pipeline *create_pipeline(void *user, cml_scope *scope, const cml_kernel *kernel) {
     vulkan *v = user;
     cml_pipeline *p = take(v, sizeof *p);
-    char what[120];
     VkResult result = VK_ERROR_OUT_OF_HOST_MEMORY;
     if (p != NULL) {
         p->base.is = A_PIPELINE;
         p->tensors = kernel->tensors;
-        result = build_pipeline(v, kernel, p);
-        if (result != VK_SUCCESS) free_object(v, &p->base);
+        p->scope = scope;
+        p->bytes = kernel->bytes;
+        snprintf(p->label, sizeof p->label, "kernel '%.*s'",
+                 (int)(kernel->label.length < 80 ? kernel->label.length : 80), kernel->label.data);
+        result = build_layouts(v, kernel, p);
     }
-    if (result == VK_SUCCESS) return p;
-    snprintf(what, sizeof what, "kernel '%.*s'",
-             (int)(kernel->label.length < 90 ? kernel->label.length : 90), kernel->label.data);
-    refuse(scope, result, what);
-    return NULL;
+    uint32_t *code = result == VK_SUCCESS ? take(v, kernel->bytes) : NULL;
+    if (code == NULL) {
+        refuse(scope, result == VK_SUCCESS ? VK_ERROR_OUT_OF_HOST_MEMORY : result, "no pipeline");
+        if (p != NULL) free_object(v, &p->base);
+        return NULL;
+    }
+    memcpy(code, kernel->code, kernel->bytes);
+    hide_language(code, kernel->bytes / sizeof *code);
+    p->code = code;
+    lock(v);
+    scope->pending++;
+    unlock(v);
+    enqueue(v, p);
+    return p;
 }
 
 static void release_pipeline(void *user, cml_pipeline *pipeline) {
@@ -967,6 +1099,7 @@ cml_status cml_vulkan_fill(const cml_vulkan *host, cml_backend *backend, cml_err
     vulkan *v = take(&described, sizeof *v);
     if (v == NULL) return fail(error, CML_ERROR_MEMORY, "no memory for a backend");
     *v = described;
+    create_guard(v);
     if (!read_info(v)) {
         free_all(v);
         return fail(error, CML_ERROR_INPUT,

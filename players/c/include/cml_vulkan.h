@@ -13,6 +13,8 @@
  * available to VK_ACCESS_TRANSFER_READ_BIT when the frame begins. The player leaves a pipeline, a
  * descriptor set and nothing else bound.
  *
+ * Pipelines are built on other threads, and cml_build returns CML_PENDING meanwhile.
+ *
  * cml_create, cml_load_cooked and cml_build submit to `queue` too: uploads, never waiting for them.
  */
 #ifndef CML_VULKAN_H
@@ -51,7 +53,7 @@ typedef struct cml_vulkan {           /* 0 and NULL choose the default */
     VkQueue queue;                    /* required: of compute, the one of the frames */
     uint32_t queue_family;            /* of the queue */
     PFN_vkGetInstanceProcAddr get_instance_proc_addr; /* required */
-    VkPipelineCache pipeline_cache;
+    VkPipelineCache pipeline_cache;                   /* not created as externally synchronized */
     /* shaderFloat16, storageBuffer16BitAccess and uniformAndStorageBuffer16BitAccess are enabled */
     int has_half;
     VkSemaphore timeline; /* signalled with the frames' numbers; else cml_vulkan_completed */
@@ -63,6 +65,10 @@ typedef struct cml_vulkan {           /* 0 and NULL choose the default */
     void (*lock)(void *user);
     void (*unlock)(void *user);
     void *lock_user;
+    /* Runs `work` on another thread, which builds pipelines; it may be called four times before it
+     * returns. NULL: threads of the player. */
+    void (*start)(void *user, void (*work)(void *argument), void *argument);
+    void *start_user;
     int is_staged; /* uploads by copies also where device memory is visible to the host */
 } cml_vulkan;
 
