@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from cml_engine.errors import ModelError, ShapeError, Source, UnsupportedOp, located
+from cml_engine.errors import ModelError, ShapeError, Source, UnsupportedOp
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.block_weights import copy_of
+from cml_engine.ir.construction import GraphConstruction, Infer
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact, Graph, Node
 from cml_engine.ir.single_value import distinct, is_single_value
 from cml_engine.nnef.expansion.compose import to_identifier
-from cml_engine.nnef.expansion.nodes import Infer, literal_name
+from cml_engine.nnef.expansion.nodes import literal_name
 from cml_engine.nnef.expansion.signatures import (
     REQUIRED,
     BindError,
@@ -35,8 +36,8 @@ T = TypeVar("T")
 _LONGEST = 100
 
 
-class ImportBuilder:
-    """A graph under construction: its nodes, constants and names. Tensors are given by name.
+class ImportBuilder(GraphConstruction):
+    """A graph that a converter builds: tensors are given by name, and get the requested names.
 
     ``source`` is the source position that is recorded for the nodes added next.
 
@@ -50,17 +51,13 @@ class ImportBuilder:
     """
 
     def __init__(self, infer: Infer) -> None:
-        self._infer = infer
+        super().__init__(infer)
         self._reserved: set[str] = set()
         #: by base name: ``base_2``, ``base_3``, … up to this number are taken
         self._numbers: dict[str, int] = {}
         self.source: Source | None = None
         self.inputs: list[str] = []
-        self.nodes: list[Node] = []
-        self.facts: dict[str, Fact] = {}
-        self.constants: dict[str, Array] = {}
         self.labels: dict[str, str] = {}
-        self.sources: dict[str, Source] = {}
 
     def name(self, wanted: str) -> str:
         """Returns an unused identifier that resembles the requested name, and reserves it.
@@ -92,10 +89,7 @@ class ImportBuilder:
 
     def input(self, wanted: str, shape: Sequence[int]) -> str:
         """Adds a float32 input of the network and returns its name, which resembles ``wanted``."""
-        name = self.name(wanted)
-        self.inputs.append(name)
-        self._declare(name, Fact("scalar", tuple(shape)))
-        return name
+        return self.exact_input(self.name(wanted), Fact("scalar", tuple(shape)))
 
     def exact_input(self, name: str, fact: Fact) -> str:
         """Adds an input of the network under exactly this name and returns the name.
@@ -103,7 +97,7 @@ class ImportBuilder:
         The caller has reserved the name; it is not checked here.
         """
         self.inputs.append(name)
-        self._declare(name, fact)
+        self.declare(name, fact, self.source)
         return name
 
     def variable(self, wanted: str, values: Array, dtype: str = "scalar") -> str:
@@ -116,22 +110,18 @@ class ImportBuilder:
         size = distinct(values).size * NUMPY_DTYPE[dtype].itemsize
         current_budget().charge_bytes(size, f"the constant '{name}'", self.source)
         values = copy_of(values, NUMPY_DTYPE[dtype])
-        values.flags.writeable = False
-        self.constants[name] = values
         if not is_single_value(values):
             self.labels[name] = name
-        self._declare(name, Fact(dtype, values.shape))
+        self.declare(name, Fact(dtype, values.shape), self.source, values)
         return name
 
     def literal(self, value: object, dtype: str = "scalar") -> str:
         """Adds a constant of one element and returns its name; equal constants share one name."""
         array = np.array(value, NUMPY_DTYPE[dtype])
-        array.flags.writeable = False
         name = literal_name(array)
         while name.lower() in self._reserved:  # an input may be named "0.5"
             name += "'"
-        self.constants[name] = array
-        self._declare(name, Fact(dtype, ()))
+        self.declare(name, Fact(dtype, ()), self.source, array)
         return name
 
     def node(self, op: str, inputs: Sequence[str], wanted: str, **attrs: Any) -> str:
@@ -164,10 +154,7 @@ class ImportBuilder:
             node_attrs["dtype"] = attrs["dtype"]
         current_budget().charge_nodes(len(wanted), f"the operator {op}", self.source)
         outputs = tuple(self.name(name) for name in wanted)
-        node = Node(op, tuple(inputs), outputs, Attrs(node_attrs), self.source)
-        self.nodes.append(node)
-        self._infer_facts(node)
-        return list(outputs)
+        return list(self.append(Node(op, tuple(inputs), outputs, Attrs(node_attrs), self.source)))
 
     def own_node(
         self,
@@ -287,16 +274,6 @@ class ImportBuilder:
             labels=self.labels,
             sources=self.sources,
         )
-
-    def _declare(self, name: str, fact: Fact) -> None:
-        self.facts[name] = fact
-        if self.source is not None:
-            self.sources[name] = self.source
-
-    def _infer_facts(self, node: Node) -> None:
-        with located(node.source):
-            facts = self._infer(node, self.facts)
-        self.facts.update(zip(node.outputs, facts, strict=True))
 
 
 def _from_flat(declared_type: Type, value: object) -> object:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from cml_engine.io.model_source import Bytes, ModelSource
+from cml_engine.ir.construction import Infer
 from cml_engine.ir.graph import Array, Fact, Graph, Node, Shapes
-from cml_engine.nnef.expansion.nodes import Infer
 from cml_engine.nnef.expansion.values import Value
 from cml_engine.nnef.files.weights import RandomWeights
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from cml_engine.compiler.passes.infer import infer_node
 from cml_engine.errors import InputError
 from cml_engine.formats.builder import rename_in_graph
+from cml_engine.ir.construction import GraphRewriter
 from cml_engine.ir.graph import Attrs, AttrValue, Fact, Graph, Node, unused_name
 
 _TO_NCHW, _TO_NHWC = [0, 3, 1, 2], [0, 2, 3, 1]
@@ -35,69 +37,53 @@ def channels_last(graph: Graph, *, rgba: bool = False) -> Graph:
     inner: dict[str, str] = {}
     for name in edges:
         inner[name] = unused_name(f"{name}_nchw", graph.facts, inner.values())
-    return _Edges(rename_in_graph(graph, inner), inner, widened).graph(graph.inputs, graph.outputs)
+    return _Edges(rename_in_graph(graph, inner), inner, widened).converted(
+        graph.inputs, graph.outputs
+    )
 
 
-class _Edges:
+class _Edges(GraphRewriter):
     """A network to which operators are added that convert its inputs and outputs."""
 
     def __init__(self, graph: Graph, inner: Mapping[str, str], widened: list[str]) -> None:
-        self._graph = graph
+        super().__init__(graph, infer_node)
         self._inner, self._widened = inner, widened
-        self._facts = dict(graph.facts)
 
-    def graph(self, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Graph:
-        before = [node for name in inputs if name in self._inner for node in self._input(name)]
-        after = [node for name in outputs if name in self._inner for node in self._output(name)]
-        return self._graph.with_(
-            inputs=inputs,
-            outputs=outputs,
-            nodes=(*before, *self._graph.nodes, *after),
-            facts=self._facts,
-        )
+    def converted(self, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Graph:
+        for name in inputs:
+            if name in self._inner:
+                self._convert_input(name)
+        self.nodes += self.graph.nodes
+        for name in outputs:
+            if name in self._inner:
+                self._convert_output(name)
+        return self.finished().with_(inputs=inputs, outputs=outputs)
 
-    def _input(self, name: str) -> list[Node]:
-        inner = self._inner[name]
-        fact = self._last(self._facts[inner])
-        nodes: list[Node] = []
-        rgb_name = name
-        self._facts[name] = fact
-        if name in self._widened:
-            rgb_name = self._new(f"{name}_rgb", fact)
-            self._facts[name] = _with_channels(fact, 4)
-            nodes.append(_node("slice", name, rgb_name, axes=[3], begin=[0], end=[3], stride=[]))
-        return [*nodes, _node("transpose", rgb_name, inner, axes=_TO_NCHW)]
+    def _convert_input(self, name: str) -> None:
+        inner, is_widened = self._inner[name], name in self._widened
+        fact = self.facts[inner]
+        batch, channels, *extents = fact.shape
+        shape = (batch, *extents, 4 if is_widened else channels)
+        self.facts[name] = replace(fact, shape=shape)
+        rgb_name = self._rgb_name(name) if is_widened else name
+        if is_widened:
+            self._node("slice", name, rgb_name, axes=[3], begin=[0], end=[3], stride=[])
+        self._node("transpose", rgb_name, inner, axes=_TO_NCHW)
 
-    def _output(self, name: str) -> list[Node]:
-        inner = self._inner[name]
-        fact = self._last(self._facts[inner])
-        if name not in self._widened:
-            self._facts[name] = fact
-            return [_node("transpose", inner, name, axes=_TO_NHWC)]
-        rgb_name = self._new(f"{name}_rgb", fact)
-        self._facts[name] = _with_channels(fact, 4)
-        padding = [_NONE, _NONE, _NONE, (0, 1)]
-        return [
-            _node("transpose", inner, rgb_name, axes=_TO_NHWC),
-            _node("pad", rgb_name, name, padding=padding, border="constant", value=1.0),
-        ]
+    def _convert_output(self, name: str) -> None:
+        is_widened = name in self._widened
+        rgb_name = self._rgb_name(name) if is_widened else name
+        self._node("transpose", self._inner[name], rgb_name, axes=_TO_NHWC)
+        if is_widened:
+            padding = [_NONE, _NONE, _NONE, (0, 1)]
+            self._node("pad", rgb_name, name, padding=padding, border="constant", value=1.0)
 
-    def _last(self, fact: Fact) -> Fact:
-        return replace(fact, shape=tuple(fact.shape[axis] for axis in _TO_NHWC))
+    def _rgb_name(self, name: str) -> str:
+        return unused_name(f"{name}_rgb", self.facts, self._inner)
 
-    def _new(self, name_base: str, fact: Fact) -> str:
-        name = unused_name(name_base, self._facts, self._inner)
-        self._facts[name] = fact
-        return name
-
-
-def _node(op: str, input_name: str, output: str, **attrs: AttrValue) -> Node:
-    return Node(op, (input_name,), (output,), Attrs(attrs))
+    def _node(self, op: str, input_name: str, output: str, **attrs: AttrValue) -> None:
+        self.append(Node(op, (input_name,), (output,), Attrs(attrs)))
 
 
 def _is_rgb(fact: Fact) -> bool:
     return fact.dtype == "scalar" and fact.shape[1] == 3
-
-
-def _with_channels(fact: Fact, count: int) -> Fact:
-    return replace(fact, shape=(*fact.shape[:3], count))

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from cml_engine.errors import ModelError, depth_checked
 from cml_engine.io.load_limits import load_budget
 from cml_engine.io.model_source import Bytes, ModelSource, shown
+from cml_engine.ir.construction import Infer
 from cml_engine.ir.graph import Array, Graph, Shapes
 from cml_engine.nnef.expansion.document_builder import (
     DocumentBuilder,
@@ -22,7 +23,6 @@ from cml_engine.nnef.expansion.document_builder import (
     prepare,
 )
 from cml_engine.nnef.expansion.library import Library
-from cml_engine.nnef.expansion.nodes import Infer
 from cml_engine.nnef.expansion.signatures import Param, Signature, signature, standard_signatures
 from cml_engine.nnef.files.quant import parse_quant
 from cml_engine.nnef.files.safetensors import Weights

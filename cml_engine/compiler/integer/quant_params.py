@@ -13,13 +13,14 @@ from math import prod
 import numpy as np
 
 from cml_engine.errors import ModelError, RangeError, Source, located
-from cml_engine.ir.graph import Array, Attrs, AttrValue, Graph, place_of
+from cml_engine.ir.graph import Array, Attrs, AttrValue, Fact, Graph, Node, place_of
 from cml_engine.ir.integer_rule import (
     FLOAT_BOUND,
     INT_BOUND,
     LARGE_TABLE,
     LEAST_SCALE,
     MOST_SCALE,
+    RULE_VERSION,
     SMALL_TABLE,
     fraction_of,
 )
@@ -276,6 +277,39 @@ def quant_attrs(scale: object, bits: int, signed: bool = True, **others: AttrVal
             "symmetric": signed,
             **others,
         }
+    )
+
+
+def assemble_integer_graph(
+    graph: Graph,
+    nodes: Sequence[Node],
+    constants: Mapping[str, Array],
+    lines: Mapping[str, Attrs],
+    *,
+    facts: Mapping[str, Fact] | None = None,
+    float_tail: bool = False,
+) -> Graph:
+    """Returns the integer network of a float network, with the new nodes, constants and lines.
+
+    ``facts`` also has those of tensors that ``graph`` lacks, if there are any. Constants that no
+    node reads, and their lines, are left out.
+    """
+    used_names = {name for node in nodes for name in node.inputs}
+    arrays = {name: array for name, array in constants.items() if name in used_names}
+    kept_facts = {n: f for n, f in (facts or graph.facts).items() if n not in constants}
+    for name, array in arrays.items():
+        has_fact = name in graph.facts and name not in lines
+        kept_facts[name] = graph.facts[name] if has_fact else Fact("scalar", array.shape)
+    lines = {n: line for n, line in lines.items() if n not in constants or n in arrays}
+    labels = {n: n for n in lines if n in arrays} | dict(graph.labels)
+    return graph.with_(
+        nodes=tuple(nodes),
+        constants=arrays,
+        facts=kept_facts,
+        labels={name: label for name, label in labels.items() if name in arrays},
+        quantization=lines,
+        integer=RULE_VERSION,
+        float_tail=float_tail,
     )
 
 

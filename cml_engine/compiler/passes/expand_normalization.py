@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from cml_engine.compiler.passes.cleanup import fold_constants
 from cml_engine.compiler.passes.fuse_epilogues import fuse_epilogues, per_channel, takes_operand
-from cml_engine.compiler.passes.infer import GraphRewriter
+from cml_engine.compiler.passes.infer import infer_node
+from cml_engine.ir.construction import GraphRewriter
 from cml_engine.ir.graph import Attrs, Epilogue, Graph, Node
 from cml_engine.ops.declaration.epilogue import has_room
 from cml_engine.ops.declaration.registry import is_builtin, lookup
@@ -31,7 +32,7 @@ def expand_normalization(graph: Graph) -> Graph:
     chosen = _find_applicable(graph)
     if not chosen:
         return graph
-    rewriter = GraphRewriter(graph)
+    rewriter = GraphRewriter(graph, infer_node)
     for node in graph.nodes:
         rewriter.nodes.append(_expand(rewriter, node) if node.outputs[0] in chosen else node)
     return fold_constants(rewriter.finished())
@@ -90,7 +91,7 @@ def _expand(rewriter: GraphRewriter, node: Node) -> Node:
     result = node.outputs[0]
 
     def add(suffix: str, op: str, *inputs: str) -> str:
-        return rewriter.add(node, f"{result}.{suffix}", op, *inputs)[0]
+        return rewriter.add(node, op, inputs, rewriter.unused_name(f"{result}.{suffix}"))
 
     epsilon = rewriter.constant(f"{result}.epsilon", node.attrs["epsilon"])
     deviation = add("deviation", "sqrt", add("safe", "add", variance, epsilon))

@@ -16,8 +16,9 @@ from math import prod
 import numpy as np
 
 from cml_engine.compiler.passes.cleanup import eliminate_dead_code
-from cml_engine.compiler.passes.infer import GraphRewriter
-from cml_engine.ir.graph import Array, AttrValue, Fact, Graph, Node
+from cml_engine.compiler.passes.infer import infer_node
+from cml_engine.ir.construction import GraphRewriter
+from cml_engine.ir.graph import Array, Attrs, AttrValue, Fact, Graph, Node
 from cml_engine.ops.declaration.registry import is_builtin
 
 _OPS = (
@@ -34,7 +35,7 @@ def normalize_groups(graph: Graph) -> Graph:
     patterns = {pattern.last: pattern for pattern in _PatternFinder(graph).find_patterns()}
     if not patterns:
         return graph
-    rewriter = GraphRewriter(graph)
+    rewriter = GraphRewriter(graph, infer_node)
     for node in graph.nodes:
         pattern = patterns.get(node.outputs[0])
         rewriter.nodes.append(_replace(rewriter, pattern) if pattern else node)
@@ -148,9 +149,8 @@ def _replace(rewriter: GraphRewriter, pattern: _GroupPattern) -> Node:
     """Adds the small nodes that replace one normalization, and returns the last one."""
 
     def add(op: str, *inputs: str, results: int = 1, **attrs: AttrValue) -> tuple[str, ...]:
-        return rewriter.add(
-            pattern.norm, f"{pattern.last}.{op}", op, *inputs, results=results, **attrs
-        )
+        names = tuple(rewriter.unused_name(f"{pattern.last}.{op}") for _ in range(results))
+        return rewriter.append(Node(op, inputs, names, Attrs(attrs), pattern.norm.source))
 
     def reshape(name: str, shape: list[int]) -> str:
         return add("reshape", name, shape=shape, axis_start=0, axis_count=-1)[0]

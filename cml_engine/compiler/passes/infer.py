@@ -4,7 +4,6 @@ constants."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from math import prod
 from typing import TypeGuard
 
@@ -16,13 +15,10 @@ from cml_engine.ir.graph import (
     DTYPE_OF_KIND,
     NUMPY_DTYPE,
     Array,
-    Attrs,
-    AttrValue,
     Fact,
     Graph,
     Node,
     is_whole,
-    unused_name,
 )
 from cml_engine.ops.declaration.game_functions import calling, node_fault
 from cml_engine.ops.declaration.registry import lookup
@@ -178,40 +174,3 @@ def _check_size(node: Node, fact: Fact) -> None:
             f"{MAX_ELEMENTS - 1} are possible",
             node.source,
         )
-
-
-class GraphRewriter:
-    """The nodes, facts and constants of a graph while a pass rewrites it."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.nodes: list[Node] = []
-        self.facts, self.constants = dict(graph.facts), dict(graph.constants)
-
-    def add(
-        self, like: Node, name: str, op: str, *inputs: str, results: int = 1, **attrs: AttrValue
-    ) -> tuple[str, ...]:
-        """Appends a node at the source position of ``like``, and returns the names of its results.
-
-        They are ``name``, or similar names that are not used.
-        """
-        names: list[str] = []
-        for _ in range(results):
-            names.append(unused_name(name, self.facts))
-            self.facts[names[-1]] = Fact("scalar", ())
-        node = replace(like, op=op, inputs=inputs, outputs=tuple(names), attrs=Attrs(attrs))
-        self.facts.update(zip(names, infer_node(node, self.facts), strict=True))
-        self.nodes.append(node)
-        return node.outputs
-
-    def constant(self, name: str, value: object) -> str:
-        """Adds a constant of real numbers, and returns its name: ``name``, or a similar one that is
-        not used."""
-        name = unused_name(name, self.facts)
-        self.constants[name] = np.asarray(value, np.float32)
-        self.facts[name] = Fact("scalar", self.constants[name].shape)
-        return name
-
-    def finished(self) -> Graph:
-        """Returns the graph with the new nodes, facts and constants."""
-        return self.graph.with_(nodes=tuple(self.nodes), facts=self.facts, constants=self.constants)

@@ -14,7 +14,11 @@ from fractions import Fraction
 import numpy as np
 
 from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
-from cml_engine.compiler.integer.quant_params import nest_scales, quant_attrs
+from cml_engine.compiler.integer.quant_params import (
+    assemble_integer_graph,
+    nest_scales,
+    quant_attrs,
+)
 from cml_engine.compiler.integer.quantizer.placement import Placement, ValueKind, kind_of
 from cml_engine.compiler.integer.quantizer.scales import (
     QuantScale,
@@ -31,8 +35,9 @@ from cml_engine.formats.onnx.qdq_reader import (
     QuantizedConstant,
     QuantizedType,
 )
-from cml_engine.ir.graph import Array, Attrs, Fact, Graph, Node, unused_name
-from cml_engine.ir.integer_rule import INT_BOUND, RULE_VERSION, round_half_up
+from cml_engine.ir.construction import GraphRewriter
+from cml_engine.ir.graph import Array, Attrs, Graph, Node, unused_name
+from cml_engine.ir.integer_rule import INT_BOUND, round_half_up
 from cml_engine.nnef.expansion.nodes import literal_name
 from cml_engine.ops.declaration.registry import formula_of, lookup
 
@@ -172,7 +177,7 @@ def build_integer_graph(graph: Graph, stored: Mapping[str, QuantizedConstant]) -
     graph = _round_before_views(graph)
     conversion = _IntegerGraphImport(graph, WordConstants(graph, stored))
     for node in graph.nodes:
-        conversion.add(rename_tensors(node, conversion.names))
+        conversion.convert(rename_tensors(node, conversion.names))
     integer_graph = conversion.build()
     points = lower_to_integers(integer_graph).points  # raises if a sum could overflow
     note = (
@@ -200,14 +205,11 @@ def _round_before_views(graph: Graph) -> Graph:
 
 
 @dataclass
-class _IntegerGraphImport:
+class _IntegerGraphImport(GraphRewriter):
     graph: Graph
-    constants: WordConstants
+    integers: WordConstants
     placement: Placement = field(default_factory=Placement)
-    nodes: list[Node] = field(default_factory=list)
     lines: dict[str, Attrs] = field(default_factory=dict)
-    facts: dict[str, Fact] = field(default_factory=dict)
-    literals: dict[str, Array] = field(default_factory=dict)
     #: the scale and range of each tensor of integers
     words: dict[str, QuantizedType] = field(default_factory=dict)
     #: the name of the rounded tensor, by the name of the sums
@@ -215,7 +217,10 @@ class _IntegerGraphImport:
     #: by tensor: the copy that was stored in 8 bits, starting at 0, and shifted back
     shifted: dict[str, str] = field(default_factory=dict)
 
-    def add(self, node: Node) -> None:
+    def __post_init__(self) -> None:
+        super().__init__(self.graph)
+
+    def convert(self, node: Node) -> None:
         """Converts one node and appends it to the integer network.
 
         Nodes come in execution order.
@@ -231,8 +236,8 @@ class _IntegerGraphImport:
         elif not kind.pending:
             node = self._join(node)
         for name in node.inputs:
-            if name in self.graph.constants and name not in self.constants.values:
-                self.constants.operand(name)
+            if name in self.graph.constants and name not in self.integers.values:
+                self.integers.operand(name)
         self.nodes.append(node)
         for name in node.outputs:
             self.placement.kinds[name] = kind if kind.pending else ValueKind("words", name)
@@ -270,13 +275,13 @@ class _IntegerGraphImport:
         ``axis`` is the axis of the weights whose extent is the number of outputs.
         """
         input_scale = self.words[node.inputs[0]].scale
-        scales = self.constants.weights(node, axis)
+        scales = self.integers.weights(node, axis)
         if len(node.inputs) < 3:
             return node
         channels = self.graph.facts[node.inputs[1]].shape[axis]
         if node.op == "deconv":
             channels *= int(node.attrs["groups"] or 1)
-        bias = self.constants.bias(node, input_scale, scales, channels)
+        bias = self.integers.bias(node, input_scale, scales, channels)
         return replace(node, inputs=(*node.inputs[:2], bias))
 
     def _join(self, node: Node) -> Node:
@@ -345,11 +350,11 @@ class _IntegerGraphImport:
             if target.is_cut:
                 wide_name = self._unique_name(f"{out}_wide", name)
                 self.lines[wide_name] = _line(target)
-                self._add("copy", (name,), wide_name, node)
+                self.add(node, "copy", (name,), wide_name)
                 self._clamp(wide_name, out, target, node)
                 self._check_words(out, target)
                 return
-        self._add("copy", (name,), out, node)
+        self.add(node, "copy", (name,), out)
         self._check_words(out, target)
 
     def _round_sums(
@@ -419,49 +424,23 @@ class _IntegerGraphImport:
         bounds = [
             self._literal(bound * quantized.scale) for bound in (quantized.low, quantized.high)
         ]
-        self._add("clamp", (name, *bounds), out, node)
-
-    def _add(self, op: str, inputs: tuple[str, ...], out: str, node: Node) -> None:
-        self.nodes.append(Node(op, inputs, (out,), Attrs(), node.source))
+        self.add(node, "clamp", (name, *bounds), out)
 
     def _unique_name(self, name: str, template: str) -> str:
-        name = unused_name(name, self.graph.facts, self.facts)
-        self.facts[name] = (
-            self.graph.facts[template] if template in self.graph.facts else self.facts[template]
-        )
+        name = self.unused_name(name)
+        self.facts[name] = self.facts[template]
         return name
 
     def _literal(self, value: float) -> str:
         number = np.array(value, np.float32)
         name = literal_name(number)
-        self.literals[name] = number
+        self.constants[name] = number
         return name
 
     def build(self) -> Graph:
-        graph = self.graph
-        used_names = {name for node in self.nodes for name in node.inputs}
-        arrays = {**graph.constants, **self.literals, **self.constants.values}
-        used_arrays = {n: a for n, a in arrays.items() if n in used_names}
-        facts = {**graph.facts, **self.facts}
-        facts = {n: f for n, f in facts.items() if n not in arrays or n in used_arrays}
-        facts |= {
-            n: Fact("scalar", used_arrays[n].shape) for n in self.literals if n in used_arrays
-        }
-        facts |= {
-            n: Fact("scalar", used_arrays[n].shape)
-            for n in self.constants.values
-            if n in used_arrays
-        }
-        lines = {n: v for n, v in self.constants.lines.items() if n in used_arrays}
-        labels = {n: graph.labels.get(n, n) for n in lines}
-        return graph.with_(
-            nodes=tuple(self.nodes),
-            constants=used_arrays,
-            facts=facts,
-            labels={**{n: v for n, v in graph.labels.items() if n in used_arrays}, **labels},
-            quantization={**self.lines, **lines},
-            integer=RULE_VERSION,
-        )
+        arrays = {**self.constants, **self.integers.values}
+        lines = {**self.lines, **self.integers.lines}
+        return assemble_integer_graph(self.graph, self.nodes, arrays, lines, facts=self.facts)
 
 
 def _line(quantized: QuantizedType) -> Attrs:

@@ -17,12 +17,13 @@ from cml_engine.errors import (
     located,
 )
 from cml_engine.errors.arguments import check_known_names, check_rank, resolve_shapes
+from cml_engine.ir.construction import Infer
 from cml_engine.ir.dependencies import Dependencies, outputs_advice
 from cml_engine.ir.graph import Fact, Graph, Shapes
 from cml_engine.ir.integer_rule import RULE_VERSION
 from cml_engine.nnef.expansion.evaluator import Evaluator
 from cml_engine.nnef.expansion.library import Library
-from cml_engine.nnef.expansion.nodes import Exact, Infer, Scope, Site
+from cml_engine.nnef.expansion.nodes import Exact, Scope, Site
 from cml_engine.nnef.expansion.signatures import BoundArguments
 from cml_engine.nnef.expansion.values import TensorRef, Value, describe
 from cml_engine.nnef.text.lexer import SourceText
@@ -140,6 +141,8 @@ def _names(tree: Expr) -> list[str]:
 class DocumentBuilder:
     """Converts one document to a graph; :meth:`build` is called once.
 
+    It handles the statements that make no node, such as inputs and variables, and leaves all
+    others to the :class:`Evaluator` and its :class:`NodeBuilder`.
     ``shapes`` replace the shapes of inputs that the text states.
     """
 
@@ -263,15 +266,13 @@ class DocumentBuilder:
                 f"external '{name}' is not among the graph's inputs: add it to graph(...)"
             )
         fact = Fact(fact.dtype, self._externals.shape(name, fact.shape, site))
-        self._builder.facts[name] = fact
-        self._builder.sources[name] = site.source
+        self._builder.declare(name, fact, site.source)
         return TensorRef(name, fact.dtype)
 
     def _variable(self, bound: BoundArguments, site: Site) -> Value:
         name = self._own_name("variable", site)
         fact = bound.fact
-        self._builder.facts[name] = fact
-        self._builder.sources[name] = site.source
+        self._builder.declare(name, fact, site.source)
         self._variables[name] = Variable(name, fact, bound.values["label"], site.source)
         return TensorRef(name, fact.dtype)
 

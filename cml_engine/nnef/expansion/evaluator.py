@@ -28,13 +28,13 @@ from cml_engine.errors import (
 from cml_engine.errors.arguments import suggestion
 from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.io.load_limits import current_budget
+from cml_engine.ir.construction import Infer
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph
 from cml_engine.ir.single_value import filled
 from cml_engine.nnef.expansion.einsum import einsum_fragment
 from cml_engine.nnef.expansion.library import EXPANDED_BY_RULE, Library, Operator
 from cml_engine.nnef.expansion.nodes import (
     Exact,
-    Infer,
     NodeBuilder,
     Scope,
     Site,

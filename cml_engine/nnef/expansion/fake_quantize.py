@@ -8,10 +8,11 @@ inserted into the graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from cml_engine.errors import CmlError, ModelError, located
-from cml_engine.ir.graph import Array, Attrs, Fact, Graph, Node, place_of, unused_name
+from cml_engine.ir.construction import GraphRewriter
+from cml_engine.ir.graph import Attrs, Fact, Graph, Node, place_of
 from cml_engine.nnef.expansion.signatures import STDLIB
 from cml_engine.nnef.expansion.values import TensorRef, Value
 
@@ -30,31 +31,25 @@ def insert_fake_quantize(graph: Graph, expand: Expand) -> Graph:
     return _Insertion(graph, expand).run(quantized)
 
 
-@dataclass
-class _Insertion:
-    graph: Graph
-    expand: Expand
-    nodes: list[Node] = field(default_factory=list)
-    constants: dict[str, Array] = field(default_factory=dict)
-    facts: dict[str, Fact] = field(default_factory=dict)
-    #: the rounded tensor that replaces a source tensor in its readers
-    replacements: dict[str, str] = field(default_factory=dict)
+class _Insertion(GraphRewriter):
+    def __init__(self, graph: Graph, expand: Expand) -> None:
+        super().__init__(graph)
+        self.expand = expand
+        #: the rounded tensor that replaces a source tensor in its readers
+        self.replacements: dict[str, str] = {}
 
     def run(self, quantized: Mapping[str, Attrs]) -> Graph:
         graph = self.graph
-        self.facts, self.constants = dict(graph.facts), dict(graph.constants)
         computed = {name for node in graph.nodes for name in node.outputs}
         for name in quantized.keys() - computed:
             if self._complete(quantized[name]) or name not in graph.labels:
-                self.replacements[name] = self._unused_name(f"{name}_rounded")
+                self.replacements[name] = self.unused_name(f"{name}_rounded")
         for name in sorted(self.replacements):
             self.nodes += self._rounding(name, quantized[name], name, self.replacements[name])
         for node in graph.nodes:
-            self._add(node, {n: quantized[n] for n in node.outputs if n in quantized})
+            self._round_results(node, {n: quantized[n] for n in node.outputs if n in quantized})
         updates = tuple((v, self.replacements.get(value, value)) for v, value in graph.updates)
-        return graph.with_(
-            nodes=tuple(self.nodes), constants=self.constants, facts=self.facts, updates=updates
-        )
+        return self.finished().with_(updates=updates)
 
     def _complete(self, attrs: Attrs) -> bool:
         """Returns True if a line of ``graph.quant`` has all arguments that its operator requires.
@@ -65,8 +60,8 @@ class _Insertion:
         sig = STDLIB.signatures.get(attrs["op"])
         return sig is None or all(p.name in attrs for p in sig.params[1:] if p.required)
 
-    def _add(self, node: Node, quantized: Mapping[str, Attrs]) -> None:
-        exact = {name: self._unused_name(f"{name}_exact") for name in quantized}
+    def _round_results(self, node: Node, quantized: Mapping[str, Attrs]) -> None:
+        exact = {name: self.unused_name(f"{name}_exact") for name in quantized}
         inputs = tuple(self.replacements.get(name, name) for name in node.inputs)
         outputs = tuple(exact.get(name, name) for name in node.outputs)
         self.nodes.append(replace(node, inputs=inputs, outputs=outputs))
@@ -85,7 +80,7 @@ class _Insertion:
         names = {"x": source, rounding.outputs[0]: target}
         for inner in rounding.facts:
             if inner not in names:
-                names[inner] = inner if _is_literal(inner) else self._unused_name(f"{name}_{inner}")
+                names[inner] = inner if _is_literal(inner) else self.unused_name(f"{name}_{inner}")
             self.facts[names[inner]] = rounding.facts[inner]
         self.facts[source] = fact
         self.constants |= {names[inner]: value for inner, value in rounding.constants.items()}
@@ -117,11 +112,6 @@ class _Insertion:
                     return rounding
                 problem = f"it is {fact}, its quantisation gives {result}"
         raise ModelError(f"the line of '{name}' in graph.quant: {problem}")
-
-    def _unused_name(self, name: str) -> str:
-        name = unused_name(name, self.facts)
-        self.facts[name] = Fact("scalar", ())  # reserves the name; the node sets its fact
-        return name
 
 
 def _is_literal(name: str) -> bool:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 
-from cml_engine.errors import ModelError, ShapeError, Source, UnsupportedOp, located
+from cml_engine.errors import ModelError, ShapeError, Source, UnsupportedOp
 from cml_engine.io.load_limits import current_budget
-from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, AttrValue, Fact, Node
+from cml_engine.ir.construction import GraphConstruction, Infer
+from cml_engine.ir.graph import DTYPE_OF_KIND, NUMPY_DTYPE, Array, Attrs, AttrValue, Fact, Node
 from cml_engine.ir.single_value import stored_bytes
 from cml_engine.nnef.expansion.signatures import BoundArguments, Signature
 from cml_engine.nnef.expansion.values import TensorRef, Value, describe, kind_of, leaves
 from cml_engine.nnef.text.lexer import SourceText
 from cml_engine.nnef.text.syntax_tree import Type
-
-#: ``infer(node, facts)`` returns the facts of a node's outputs.
-Infer: TypeAlias = Callable[[Node, Mapping[str, Fact]], Sequence[Fact]]
 
 #: The microseconds to make a node.
 _NODE_STEPS = 30
@@ -102,15 +100,11 @@ def spread(target: Target, count: int) -> list[Target]:
     return [None] * count
 
 
-class NodeBuilder:
-    """The nodes, constants and facts of a graph under construction, and its tensors' names."""
+class NodeBuilder(GraphConstruction):
+    """The graph that NNEF text is evaluated to, whose tensors the text's assignments name."""
 
     def __init__(self, infer: Infer | None) -> None:
-        self._infer = infer
-        self.nodes: list[Node] = []
-        self.facts: dict[str, Fact] = {}
-        self.constants: dict[str, Array] = {}
-        self.sources: dict[str, Source] = {}
+        super().__init__(infer)
         self._taken: set[str] = set()
         self._counters: dict[str, int] = {}
         self._budget = current_budget()
@@ -180,11 +174,7 @@ class NodeBuilder:
 
     def add_constant(self, name: str, array: Array, source: Source) -> None:
         self._budget.charge_bytes(stored_bytes(array), f"the constant '{name}'")
-        array.flags.writeable = False
-        dtype = next(key for key, value in NUMPY_DTYPE.items() if value == array.dtype)
-        self.constants[name] = array
-        self.facts[name] = Fact(dtype, array.shape)
-        self.sources[name] = source
+        self.declare(name, Fact(DTYPE_OF_KIND[array.dtype.kind], array.shape), source, array)
 
     # -- nodes ----------------------------------------------------------------------------------
 
@@ -205,14 +195,14 @@ class NodeBuilder:
             attrs["dtype"] = bound.dtype
         results = self._results(sig, bound, site)
         outputs = tuple(ref.name for ref in flat(results))
-        self._add(Node(sig.name, tuple(inputs), outputs, Attrs(attrs), site.source), site)
+        steps = _NODE_STEPS + len(inputs)
+        self._budget.charge_steps(steps, f"the operator {sig.name}")
+        self.append(Node(sig.name, tuple(inputs), outputs, Attrs(attrs), site.source))
         return results[0] if len(results) == 1 else tuple(results)
 
     def copy(self, ref: TensorRef, name: str, source: Source) -> None:
         """Adds the node ``name = copy(ref)``, for an output that only renames a tensor."""
-        node = Node("copy", (ref.name,), (name,), Attrs(), source)
-        self.nodes.append(node)
-        self._infer_facts(node)
+        self.append(Node("copy", (ref.name,), (name,), Attrs(), source))
 
     def _input_names(self, type: Type, value: Value, site: Site) -> list[str]:
         if type.kind in ("array", "tuple"):
@@ -220,18 +210,6 @@ class NodeBuilder:
             pairs = zip(types, value, strict=True)
             return [name for item, part in pairs for name in self._input_names(item, part, site)]
         return [self.tensor(value, site).name]
-
-    def _add(self, node: Node, site: Site) -> None:
-        steps = _NODE_STEPS + len(node.inputs)
-        self._budget.charge_steps(steps, f"the operator {node.op}")
-        self.nodes.append(node)
-        self._infer_facts(node)
-
-    def _infer_facts(self, node: Node) -> None:
-        if self._infer is not None:
-            with located(node.source):
-                facts = self._infer(node, self.facts)
-            self.facts.update(zip(node.outputs, facts, strict=True))
 
     # -- results --------------------------------------------------------------------------------
 

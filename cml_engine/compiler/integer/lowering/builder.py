@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from cml_engine.compiler.integer.quant_params import QuantParams, Range, check_scale
 from cml_engine.errors import ModelError, Source, located
+from cml_engine.ir.construction import GraphRewriter
 from cml_engine.ir.graph import (
-    DTYPE_OF_KIND,
     Array,
-    Attrs,
-    AttrValue,
-    Fact,
     Graph,
     Node,
-    unused_name,
 )
 from cml_engine.ir.integer_rule import fraction_of, round_half_up
 
@@ -148,7 +143,7 @@ _CONSTANT_WORD = 32767
 
 
 @dataclass
-class IntegerGraphBuilder:
+class IntegerGraphBuilder(GraphRewriter):
     """The state of lowering ``graph``: the values lowered so far, and the nodes and constants of
     the new graph.
 
@@ -159,21 +154,16 @@ class IntegerGraphBuilder:
     graph: Graph
     quant_params: Mapping[str, QuantParams]
     values: dict[str, Value] = field(default_factory=dict)
-    nodes: list[Node] = field(default_factory=list)
-    constants: dict[str, Array] = field(default_factory=dict)
-    used_names: set[str] = field(default_factory=set)
     points: list[RoundingPoint] = field(default_factory=list)
     #: the result ranges that a game's operators declare
     declared_ranges: dict[str, Range] = field(default_factory=dict)
     _parts: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
     _constant_words: dict[str, QuantizedTensor] = field(default_factory=dict)
 
-    # -- names and nodes ------------------------------------------------------------------------
+    def __post_init__(self) -> None:
+        super().__init__(self.graph)
 
-    def unique_name(self, name: str) -> str:
-        name = unused_name(name, self.used_names, self.graph.facts)
-        self.used_names.add(name)
-        return name
+    # -- names and nodes ------------------------------------------------------------------------
 
     def words_name(self, name: str) -> str:
         """Returns the name that the words of a tensor have in the new graph.
@@ -182,7 +172,7 @@ class IntegerGraphBuilder:
         their own names stand for real numbers.
         """
         if name in self.graph.persistent or name in self.graph.inputs:
-            return self.unique_name(f"{name}.words")
+            return self.unused_name(f"{name}.words")
         return name
 
     def result_name(self, node: Node, i: int = 0) -> str:
@@ -193,27 +183,8 @@ class IntegerGraphBuilder:
         """
         name = node.outputs[i]
         return (
-            self.unique_name(f"{name}.sum") if name in self.quant_params else self.words_name(name)
+            self.unused_name(f"{name}.sum") if name in self.quant_params else self.words_name(name)
         )
-
-    def add(self, node: Node, op: str, inputs: Sequence[str], out: str, **attrs: AttrValue) -> str:
-        """Appends a node with operator ``op`` and one result ``out`` to the new graph, and returns
-        ``out``.
-
-        The new node has the source position of ``node``.
-        """
-        self.nodes.append(Node(op, tuple(inputs), (out,), Attrs(attrs), node.source))
-        return out
-
-    def constant(self, name: str, value: object, dtype: DTypeLike = np.float32) -> str:
-        """Adds a constant to the new graph under ``name`` or a similar unused name, and returns its
-        name.
-
-        Whole numbers are stored as float32 unless the caller gives another ``dtype``.
-        """
-        name = self.unique_name(name)
-        self.constants[name] = np.asarray(value, dtype)
-        return name
 
     # -- operands -------------------------------------------------------------------------------
 
@@ -315,13 +286,13 @@ class IntegerGraphBuilder:
             step = self.constant(f"{quantized.name}.step", 2.0**-bits)
             back = self.constant(f"{quantized.name}.back", 2.0**bits)
             names = [
-                self.unique_name(f"{quantized.name}.{part}")
+                self.unused_name(f"{quantized.name}.{part}")
                 for part in ("scaled", "upper", "lifted")
             ]
             self.add(node, "mul", (quantized.name, step), names[0])
             self.add(node, "floor", (names[0],), names[1])
             self.add(node, "mul", (names[1], back), names[2])
-            lower = self.unique_name(f"{quantized.name}.lower")
+            lower = self.unused_name(f"{quantized.name}.lower")
             self.add(node, "sub", (quantized.name, names[2]), lower)
             self._parts[key] = names[1], lower
         return self._parts[key][take == "lower"]
@@ -358,7 +329,7 @@ class IntegerGraphBuilder:
             check_scale(name, line.scale)
         origin = Node("external", (), (name,), source=self.graph.sources.get(name))
         quantized = QuantizedTensor(
-            self.unique_name(f"{name}.words"), line.scale, line.bits, line.signed, line.range
+            self.unused_name(f"{name}.words"), line.scale, line.bits, line.signed, line.range
         )
         self.add(
             origin,
@@ -406,12 +377,13 @@ class IntegerGraphBuilder:
         """
         graph = self.graph
         read = {name for node in self.nodes for name in node.inputs}
-        constants = {n: a for n, a in graph.constants.items() if n in read}
-        facts = {name: graph.facts[name] for name in (*graph.inputs, *constants)}
-        facts |= {n: Fact(DTYPE_OF_KIND[a.dtype.kind], a.shape) for n, a in self.constants.items()}
+        constants = {
+            n: a for n, a in self.constants.items() if n in read or n not in graph.constants
+        }
+        facts = {name: self.facts[name] for name in (*graph.inputs, *constants)}
         return graph.with_(
             nodes=tuple(self.nodes),
-            constants={**constants, **self.constants},
+            constants=constants,
             facts=facts,
             labels={},
             quantization={},

@@ -361,7 +361,7 @@ def lower_exact(builder: IntegerGraphBuilder, node: Node, spec: OpSpec) -> list[
         )
         values: list[Value] = [replace(result_type, name=name) for name in names]
     else:
-        names = tuple(builder.unique_name(f"{name}.sum") for name in node.outputs)
+        names = tuple(builder.unused_name(f"{name}.sum") for name in node.outputs)
         values = [
             PendingSum(
                 title=node.title,

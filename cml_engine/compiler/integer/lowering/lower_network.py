@@ -294,7 +294,7 @@ class FloatTail:
         if name in builder.values:
             if name not in self._numbers:
                 quantized = builder.words(node, name)
-                numbers = builder.unique_name(f"{name}.numbers")
+                numbers = builder.unused_name(f"{name}.numbers")
                 scale = float(quantized.scale)
                 builder.add(node, "integer_numbers", (quantized.name,), numbers, scale=scale)
                 self._numbers[name] = numbers

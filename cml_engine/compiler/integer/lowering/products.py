@@ -44,7 +44,7 @@ def _emit_sum(
     """
     names = []
     for part in plan.parts:
-        name = builder.unique_name(f"{node.outputs[0]}.sum")
+        name = builder.unused_name(f"{node.outputs[0]}.sum")
         emit(builder.split_words(node, quantized, part.take, plan.bits), part, name)
         names.append(name)
     return PendingSum(
@@ -330,7 +330,7 @@ def multilinear_upsample(builder: IntegerGraphBuilder, node: Node) -> list[Value
         crop_extents.append((before, factor + len(taps) - before))
 
     def emit(x: str, part: SumPass, out: str) -> None:
-        padded = builder.unique_name(f"{out}.padded")
+        padded = builder.unused_name(f"{out}.padded")
         builder.add(
             node, "pad", (x,), padded, padding=border_extents, border=attrs["border"], value=0.0
         )

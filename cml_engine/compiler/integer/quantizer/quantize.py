@@ -10,6 +10,7 @@ import numpy as np
 
 from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
 from cml_engine.compiler.integer.quant_params import (
+    assemble_integer_graph,
     check_scale,
     nest_scales,
     quant_attrs,
@@ -31,8 +32,9 @@ from cml_engine.cpu.cpu_program import CpuProgram, keep_results
 from cml_engine.errors import InputError, ModelError
 from cml_engine.errors.arguments import check_instance
 from cml_engine.io.json_files import Json
-from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, AttrValue, Fact, Graph, Node, unused_name
-from cml_engine.ir.integer_rule import RULE_VERSION, fraction_of
+from cml_engine.ir.construction import GraphRewriter
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, AttrValue, Graph, Node
+from cml_engine.ir.integer_rule import fraction_of
 from cml_engine.ops.conv.shapes import deconv_shape
 
 
@@ -117,12 +119,11 @@ Move = Callable[[Array], Array]
 
 
 @dataclass
-class QuantizedGraphBuilder:
+class QuantizedGraphBuilder(GraphRewriter):
     """Builds the integer network of ``graph`` from the placement of its rounding points and their
     scales.
 
-    ``nodes``, ``constants`` and ``lines`` (of ``graph.quant``) are those of the integer network
-    so far.
+    ``lines`` (of ``graph.quant``) are those of the integer network so far.
     """
 
     graph: Graph
@@ -131,17 +132,17 @@ class QuantizedGraphBuilder:
     scales: Mapping[str, QuantScale]
     #: the bits of each node's weights, by the node's first result
     weight_bits: Mapping[str, int]
-    nodes: list[Node] = field(default_factory=list)
-    constants: dict[str, Array] = field(default_factory=dict)
     lines: dict[str, Attrs] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        super().__init__(self.graph)
 
     def scale(self, name: str) -> QuantScale:
         return self.scales[self.placement.ties.find(name)]
 
     def build(self) -> Graph:
         graph = self.graph
-        self.constants = dict(graph.constants)
         floats = [node for node in graph.nodes if node.outputs[0] in self.placement.floats]
         self.used.update(name for node in floats for name in node.inputs)
         for node in graph.nodes:
@@ -152,19 +153,8 @@ class QuantizedGraphBuilder:
             self.lines[name] = quant_attrs(
                 word_type.scale, word_type.bits, word_type.signed, **table
             )
-        read = {name for node in self.nodes for name in node.inputs}
-        constants = {n: a for n, a in self.constants.items() if n in read}
-        facts = {n: f for n, f in graph.facts.items() if n not in graph.constants or n in constants}
-        facts |= {n: Fact("scalar", constants[n].shape) for n in self.lines if n in constants}
-        labels = {n: graph.labels.get(n, n) for n in self.lines if n in constants}
-        return graph.with_(
-            nodes=tuple(self.nodes),
-            constants=constants,
-            facts=facts,
-            labels={**{n: v for n, v in graph.labels.items() if n in constants}, **labels},
-            quantization=self.lines,
-            integer=RULE_VERSION,
-            float_tail=bool(floats),
+        return assemble_integer_graph(
+            graph, self.nodes, self.constants, self.lines, float_tail=bool(floats)
         )
 
     def _table(self, name: str) -> dict[str, AttrValue]:
@@ -244,7 +234,7 @@ class QuantizedGraphBuilder:
         """
         if not (name[0].isalpha() or name[0] == "_") or name in self.used:
             base = name if name[0].isalpha() or name[0] == "_" else "bias"
-            name = unused_name(f"{base}_", self.constants, self.graph.facts)
+            name = self.unused_name(f"{base}_")
         self.used.add(name)
         self.constants[name] = value
         return name
