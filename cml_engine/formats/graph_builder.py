@@ -14,8 +14,9 @@ from cml_engine.compiler.passes.cleanup import eliminate_dead_code
 from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.errors import CmlError, InputError, ModelError, Source
 from cml_engine.errors.arguments import check_rank, resolve_shapes
-from cml_engine.formats import import_builder
+from cml_engine.formats import expression, import_builder
 from cml_engine.formats.builder import rename_in_graph, rename_tensors
+from cml_engine.formats.expression import TensorArithmetic
 from cml_engine.formats.loading import expand, registered_declarations
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph, Node, Origin, Shapes
 from cml_engine.nnef.expansion.compose import to_identifier
@@ -41,15 +42,11 @@ T = TypeVar("T")
 Operand: TypeAlias = "Tensor | float | Array"
 
 
-def _operator(op: str, swapped: bool = False) -> Callable[[Tensor, Operand], Tensor]:
-    if swapped:
-        return lambda x, y: x._apply(op, y, x)
-    return lambda x, y: x._apply(op, x, y)
-
-
 @dataclass(frozen=True, eq=False)
-class Tensor:
+class Tensor(TensorArithmetic["float | Array"]):
     """A tensor of a graph under construction; Python's arithmetic operators add operators.
+
+    All other operators are methods of the :class:`GraphBuilder`, which checks each call.
 
     Examples
     --------
@@ -76,17 +73,11 @@ class Tensor:
         """The element type: ``"scalar"`` (float32), ``"integer"`` (int32) or ``"logical"``."""
         return self.fact.dtype
 
-    __add__, __radd__ = _operator("add"), _operator("add", swapped=True)
-    __sub__, __rsub__ = _operator("sub"), _operator("sub", swapped=True)
-    __mul__, __rmul__ = _operator("mul"), _operator("mul", swapped=True)
-    __truediv__, __rtruediv__ = _operator("div"), _operator("div", swapped=True)
-    __matmul__ = _operator("matmul")
+    def __matmul__(self, other: Operand) -> Tensor:
+        return self.apply("matmul", self, other)
 
-    def __neg__(self) -> Tensor:
-        return self._apply("neg", self)
-
-    def _apply(self, op: str, *operands: Operand) -> Tensor:
-        return cast(Tensor, self.builder._call(op, operands, {}, _caller()))
+    def apply(self, op: str, *operands: Operand, **attrs: object) -> Tensor:
+        return cast(Tensor, self.builder._call(op, operands, attrs, _caller()))
 
 
 class GraphBuilder(OperatorMethods):
@@ -337,9 +328,9 @@ def edit(graph: Graph) -> GraphBuilder:
 
 
 def _caller() -> Source:
-    """Returns the file and line of the code outside this module that called into it."""
+    """Returns the file and line of the code outside the builder that called into it."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename == __file__:
+    while frame.f_back is not None and frame.f_code.co_filename in (__file__, expression.__file__):
         frame = frame.f_back
     return Source(frame.f_code.co_filename, frame.f_lineno)
 

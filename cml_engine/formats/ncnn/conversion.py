@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from math import prod
 from typing import Any, TypeAlias
 
 from cml_engine.formats.builder import ImportBuilder
+from cml_engine.formats.expression import TensorExpression
 from cml_engine.formats.format import Engine
 from cml_engine.formats.ncnn.expressions import FormulaError, evaluate_sizes
 from cml_engine.formats.ncnn.files import FORMULA, LayerLine, WeightReader
@@ -103,11 +103,10 @@ class NcnnLayer(LayerLine):
 
 
 @dataclass(frozen=True)
-class NcnnTensor:
+class NcnnTensor(TensorExpression[float]):
     """A tensor of the graph under construction, as an operand of a layer.
 
-    Its methods and Python's arithmetic operators add operators and return their results. Any
-    operator of NNEF with one result is a method: ``x.softmax(axes=[1])``.
+    Unlike :class:`~cml_engine.formats.graph_builder.Tensor` it has ncnn's axes, without a batch.
     """
 
     name: str
@@ -128,22 +127,11 @@ class NcnnTensor:
             raise self.layer.damaged_error(f"axis {axis} of {rank}")
         return axis % rank + 1
 
+    def apply(self, op: str, *operands: NcnnTensor | float, **attrs: object) -> NcnnTensor:
+        return self.layer.op(op, *operands, **attrs)
+
     def op(self, op: str, *operands: NcnnTensor | float, **attrs: object) -> NcnnTensor:
         return self.layer.op(op, self, *operands, **attrs)
-
-    def __add__(self, other: NcnnTensor | float) -> NcnnTensor:
-        return self.add(other)
-
-    def __sub__(self, other: NcnnTensor | float) -> NcnnTensor:
-        return self.sub(other)
-
-    def __mul__(self, other: NcnnTensor | float) -> NcnnTensor:
-        return self.mul(other)
-
-    def __getattr__(self, op: str) -> Callable[..., NcnnTensor]:
-        if op.startswith("_"):
-            raise AttributeError(op)
-        return partial(self.op, op)
 
     def reshape(self, extents: Sequence[int]) -> NcnnTensor:
         """Reshapes all axes but the batch to ``extents``."""

@@ -241,25 +241,17 @@ def _one_of(x: Value, y: Value) -> Value:
     return y
 
 
-@rule("mean_reduce")
+@rule("mean_reduce", "moments")
 def _mean(call: NnefCall) -> list[Value]:
     x, axes = call.inputs[0], list(call.attrs["axes"])
     if not any(axis in x.counts for axis in axes):
         return _results(call.add(), x.counts)
-    return [mean(x, axes)]
+    center = mean(x, axes)
+    return [center, mean((x - center).sqr(), axes)] if call.op == "moments" else [center]
 
 
 def mean(x: Value, axes: Sequence[int]) -> Value:
     return x.sum_reduce(axes=list(axes)) / _float_of(number_of(x, axes), x.rank)
-
-
-@rule("moments")
-def _moments(call: NnefCall) -> list[Value]:
-    x, axes = call.inputs[0], list(call.attrs["axes"])
-    if not any(axis in x.counts for axis in axes):
-        return _results(call.add(), x.counts)
-    center = mean(x, axes)
-    return [center, mean((x - center).sqr(), axes)]
 
 
 @rule("softmax")

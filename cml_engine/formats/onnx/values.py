@@ -27,6 +27,7 @@ from cml_engine.errors import (
     UnsupportedOp,
 )
 from cml_engine.formats.builder import ImportBuilder
+from cml_engine.formats.expression import TensorExpression
 from cml_engine.formats.format import Engine
 from cml_engine.formats.onnx.ranges import (
     INT32,
@@ -91,18 +92,12 @@ def unsupported_error(variant: str) -> UnsupportedOp:
 # -- tensors -------------------------------------------------------------------------------------
 
 
-def _operator(op: str, swapped: bool = False) -> Callable[[Value, Operand], Value]:
-    if swapped:
-        return lambda x, y: elementwise(op, y, x)
-    return lambda x, y: elementwise(op, x, y)
-
-
-class Value:
+class Value(TensorExpression[float]):
     """A tensor: known at import (``array``), or computed (``tensor``, its name in the graph).
 
-    ``dtype`` is the ONNX type, which may be wider than the type that the graph computes with. A
-    known value gets a ``tensor`` too when an operator reads it, named ``name`` if that is set.
-    Any operator of NNEF is a method: ``x.softmax(axes=[1])``.
+    A ``cml.Tensor`` has neither an array nor ONNX's type, ``dtype``, which may be wider than the
+    type that the graph computes with. A known value gets a ``tensor`` too when an operator reads
+    it, named ``name`` if that is set.
     """
 
     __slots__ = ("array", "dtype", "name", "shape", "tensor")
@@ -180,26 +175,13 @@ class Value:
 
     # -- operators ------------------------------------------------------------------------------
 
-    __add__, __radd__ = _operator("add"), _operator("add", swapped=True)
-    __sub__, __rsub__ = _operator("sub"), _operator("sub", swapped=True)
-    __mul__, __rmul__ = _operator("mul"), _operator("mul", swapped=True)
-    __truediv__ = _operator("div")
-
-    def __neg__(self) -> Value:
-        return elementwise("neg", self)
-
-    def __getattr__(self, name: str) -> Callable[..., Value]:
-        """Returns a function that adds the NNEF operator ``name`` with this as its first operand.
+    def apply(self, op: str, *operands: Operand, **attrs: object) -> Value:
+        """Adds an operator with one result and returns the result.
 
         Shapes are aligned as in ONNX, and operators of numbers have their integer form for
-        integers. A name that is a word of Python has an underscore: ``x.and_(y)``.
+        integers.
         """
-        if name.startswith("_"):
-            raise AttributeError(name)
-        op = name.rstrip("_")
-        if op in _ALIGNED:
-            return lambda *operands, **attrs: elementwise(op, self, *operands, **attrs)
-        return lambda *operands, **attrs: add_operator(op, self, *operands, **attrs)
+        return (elementwise if op in _ALIGNED else add_operator)(op, *operands, **attrs)
 
     def cast(self, kind: str) -> Value:
         """Returns the value cast to ``kind``: ``"scalar"``, ``"integer"`` or ``"logical"``."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from cml_engine.formats.ncnn.conversion import NcnnLayer, NcnnTensor, converts
 from cml_engine.formats.ncnn.layers.activations import apply_activation
-from cml_engine.formats.ncnn.layers.windows import stored_bias, window_axes
+from cml_engine.formats.ncnn.layers.windows import spacing, stored_bias, window_axes
 from cml_engine.io.load_limits import current_budget
 
 
@@ -58,8 +58,7 @@ def _fold(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
         output_size=sizes,
         size=[axis.kernel for axis in axes],
         padding=[(axis.before, axis.after) for axis in axes],
-        stride=[axis.stride for axis in axes],
-        dilation=[axis.dilation for axis in axes],
+        **spacing(axes),
     )
 
 
@@ -84,8 +83,7 @@ def _deformable_convolution(
         *mask,
         size=kernel,
         padding=[(axis.before, axis.after) for axis in axes],
-        stride=[axis.stride for axis in axes],
-        dilation=[axis.dilation for axis in axes],
+        **spacing(axes),
     )
     if isinstance(bias, NcnnTensor):
         result = result + bias

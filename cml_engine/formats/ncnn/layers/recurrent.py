@@ -46,8 +46,7 @@ def _lstm(layer: NcnnLayer, x: NcnnTensor, *states: NcnnTensor) -> list[NcnnTens
     if len(states) == 1:
         raise layer.damaged_error("a state without its memory")
 
-    def step_of(index: int, cell: _Cell) -> _Step:
-        weight = layer.constant(cell.state[None], f"state{index}_weight")
+    def step_of(index: int, cell: _Cell, weight: NcnnTensor) -> _Step:
         projection = None
         if projections is not None:
             projection = layer.constant(projections[index], f"projection{index}_weight")
@@ -73,8 +72,7 @@ def _lstm(layer: NcnnLayer, x: NcnnTensor, *states: NcnnTensor) -> list[NcnnTens
 def _gru(layer: NcnnLayer, x: NcnnTensor, *states: NcnnTensor) -> list[NcnnTensor]:
     width = layer.integer(0)
 
-    def step_of(index: int, cell: _Cell) -> _Step:
-        weight = layer.constant(cell.state[None], f"state{index}_weight")
+    def step_of(index: int, cell: _Cell, weight: NcnnTensor) -> _Step:
         inner = layer.constant(cell.inner_bias, f"new{index}_bias")
 
         def step(gates: NcnnTensor, before: _State) -> _State:
@@ -97,9 +95,7 @@ def _gru(layer: NcnnLayer, x: NcnnTensor, *states: NcnnTensor) -> list[NcnnTenso
 def _rnn(layer: NcnnLayer, x: NcnnTensor, *states: NcnnTensor) -> list[NcnnTensor]:
     width = layer.integer(0)
 
-    def step_of(index: int, cell: _Cell) -> _Step:
-        weight = layer.constant(cell.state[None], f"state{index}_weight")
-
+    def step_of(_index: int, _cell: _Cell, weight: NcnnTensor) -> _Step:
         def step(gates: NcnnTensor, before: _State) -> _State:
             if before:
                 gates = gates + before[0].matmul(weight, transposeB=True)
@@ -130,7 +126,7 @@ def _run(
     x: NcnnTensor,
     states: Sequence[NcnnTensor],
     cells: Sequence[_Cell],
-    step_of: Callable[[int, _Cell], _Step],
+    step_of: Callable[[int, _Cell, NcnnTensor], _Step],
 ) -> list[NcnnTensor]:
     """Runs a recurrent layer over all steps of ``x`` and returns its outputs.
 
@@ -154,7 +150,7 @@ def _run(
                 expected = f"wanted {len(cells)} rows"
                 raise layer.damaged_error(f"a state of {list(state.extents)}: {expected}")
         current = [_rows(state, len(cells))[index] for state in states]
-        step = step_of(index, cell)
+        step = step_of(index, cell, layer.constant(cell.state[None], f"state{index}_weight"))
         outputs_of_steps: list[NcnnTensor] = []
         for gates in reversed(steps) if is_backwards else steps:
             current = step(gates, current)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -118,6 +119,11 @@ def _deconvolution(layer: NcnnLayer, x: NcnnTensor, *computed: NcnnTensor) -> Nc
     return _windowed(layer, "deconv", x, inputs, axes, _crops(layer, axes, sizes), groups)
 
 
+def spacing(axes: Sequence[_Axis]) -> dict[str, Any]:
+    """Returns the strides and dilations of a window as attributes of NNEF."""
+    return {"stride": [axis.stride for axis in axes], "dilation": [axis.dilation for axis in axes]}
+
+
 def _windowed(
     layer: NcnnLayer,
     op: str,
@@ -127,8 +133,7 @@ def _windowed(
     padding: Sequence[tuple[int, int]],
     groups: int,
 ) -> NcnnTensor:
-    stride, dilation = [axis.stride for axis in axes], [axis.dilation for axis in axes]
-    result = x.op(op, *inputs, padding=padding, stride=stride, dilation=dilation, groups=groups)
+    result = x.op(op, *inputs, padding=padding, **spacing(axes), groups=groups)
     return apply_activation(layer, result)
 
 

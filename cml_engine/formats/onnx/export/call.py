@@ -13,8 +13,12 @@ import numpy as np
 
 from cml_engine.errors import UnsupportedOp
 from cml_engine.errors.arguments import ONNX_OPSET
+from cml_engine.formats.expression import TensorExpression
 from cml_engine.formats.onnx.export.wire import ELEMENTS, OutNode
+from cml_engine.formats.onnx.same_operators import ARITHMETIC, SIGNED, onnx_names
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, AttrValue, Fact, Node, numbered_name
+
+_OF_ARITHMETIC = onnx_names(ARITHMETIC, SIGNED)
 
 #: the default opset: runtimes of the last two years read it
 DEFAULT_OPSET = 20
@@ -44,35 +48,34 @@ class ExportOperand:
     stored: bool = False
 
 
-def _operator(op: str, swapped: bool = False) -> Callable[[ExportTensor, Input], ExportTensor]:
-    if swapped:
-        return lambda x, y: x.call.add(op, y, x)
-    return lambda x, y: x.call.add(op, x, y)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class ExportTensor:
-    """A tensor of the ONNX file; its operators and methods add nodes: ``x * x.Sigmoid()``.
+class ExportTensor(TensorExpression["float | None"]):
+    """A tensor of the ONNX file, whose methods are the operators of ONNX: ``x * x.Sigmoid()``.
 
-    Any operator of ONNX is a method. Operands that are numbers become constants, of float32 or
-    int32.
+    Its nodes are ONNX's, and not those of a graph. Operands that are numbers become constants, of
+    float32 or int32.
     """
 
     call: ExportCall
     name: str
 
-    __add__, __radd__ = _operator("Add"), _operator("Add", swapped=True)
-    __sub__, __rsub__ = _operator("Sub"), _operator("Sub", swapped=True)
-    __mul__, __rmul__ = _operator("Mul"), _operator("Mul", swapped=True)
-    __truediv__ = _operator("Div")
-    __lt__, __ge__ = _operator("Less"), _operator("GreaterOrEqual")
-    __gt__ = _operator("Greater")
-    __and__, __or__ = _operator("And"), _operator("Or")
+    def apply(self, op: str, *operands: Input, **attrs: AttrValue) -> ExportTensor:
+        return self.call.add(_OF_ARITHMETIC.get(op, op), *operands, **attrs)
 
-    def __getattr__(self, op: str) -> Callable[..., ExportTensor]:
-        if not op[0].isupper():
-            raise AttributeError(op)
-        return lambda *inputs, **attributes: self.call.add(op, self, *inputs, **attributes)
+    def __lt__(self, other: Input) -> ExportTensor:
+        return self.Less(other)
+
+    def __gt__(self, other: Input) -> ExportTensor:
+        return self.Greater(other)
+
+    def __ge__(self, other: Input) -> ExportTensor:
+        return self.GreaterOrEqual(other)
+
+    def __and__(self, other: Input) -> ExportTensor:
+        return self.And(other)
+
+    def __or__(self, other: Input) -> ExportTensor:
+        return self.Or(other)
 
     def reshape(self, shape: Sequence[int]) -> ExportTensor:
         # without allowzero 0 means the input's extent

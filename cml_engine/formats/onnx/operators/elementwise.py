@@ -4,23 +4,16 @@ for integers."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from inspect import signature
 
 import numpy as np
 
+from cml_engine.formats.onnx import same_operators as same
 from cml_engine.formats.onnx.counted_axes import masked
-from cml_engine.formats.onnx.op_schemas import MICROSOFT, ML, attribute, one_of, op
+from cml_engine.formats.onnx.op_schemas import MICROSOFT, ML, Attr, attribute, one_of, op
 from cml_engine.formats.onnx.ranges import INT32, INT64, Interval, of_array, of_dtype
-from cml_engine.formats.onnx.same_operators import (
-    ARITHMETIC,
-    BITS,
-    COMPARISONS,
-    FLOATS,
-    LOGIC,
-    SIGNED,
-)
 from cml_engine.formats.onnx.tensors import ELEMENT_TYPES, element_dtype
 from cml_engine.formats.onnx.values import (
     InvalidNode,
@@ -122,10 +115,10 @@ _FOLDS: dict[str, Callable[..., object]] = {
     "bit_or": np.bitwise_or, "bit_xor": np.bitwise_xor,
 }  # fmt: skip
 
-for _name, _nnef in ARITHMETIC.items():
+for _name, _nnef in same.ARITHMETIC.items():
     op(_name, f"{_nnef}, int_{_nnef}", fold=_FOLDS[_nnef])(_binary_form(_nnef))
 
-for _name, _nnef in (("Sum", "add"), ("Max", "max"), ("Min", "min")):
+for _name, _nnef in (("Sum", "add"), *same.LIMITS.items()):
     op(_name, _nnef, fold=_many_fold(_FOLDS[_nnef]))(_many_form(_nnef))
 
 
@@ -217,7 +210,7 @@ def _signed_form(name: str) -> Callable[[Value], Value]:
     return form
 
 
-for _name, _nnef in SIGNED.items():
+for _name, _nnef in same.SIGNED.items():
     op(_name, f"{_nnef}, int_{_nnef}", fold=_FOLDS[_nnef])(_signed_form(_nnef))
 
 
@@ -225,7 +218,7 @@ def _float_form(name: str) -> Callable[[Value], Value]:
     return lambda x: add_operator(name, x.scalar()).typed(x.dtype)
 
 
-for _name, _nnef in FLOATS.items():
+for _name, _nnef in same.FLOATS.items():
     op(_name, _nnef)(_float_form(_nnef))
 
 
@@ -262,7 +255,7 @@ def _typed_form(name: str) -> Callable[[Value, Value], Value]:
     return lambda x, y: elementwise(name, x, y).typed(x.dtype)
 
 
-for _name, _nnef in {**BITS, **LOGIC}.items():
+for _name, _nnef in {**same.BITS, **same.LOGIC}.items():
     op(_name, _nnef, fold=_FOLDS[_nnef])(_typed_form(_nnef))
 
 
@@ -299,7 +292,7 @@ def _comparison(name: str) -> Callable[[Value, Value], Value]:
     return form
 
 
-for _name, _nnef in COMPARISONS.items():
+for _name, _nnef in same.COMPARISONS.items():
     op(_name, f"{_nnef}, int_{_nnef}", fold=_FOLDS[_nnef])(_comparison(_nnef))
 
 
@@ -319,9 +312,7 @@ def where(condition: Value, x: Value, y: Value) -> Value:
     return condition.select(x, y).typed(x.dtype)
 
 
-@op("IsNaN", "is_nan")
-def is_nan(x: Value) -> Value:
-    return x.is_nan()
+op("IsNaN", "is_nan")(lambda x: x.is_nan())
 
 
 @op("IsInf", "is_inf, gt, lt, and")
@@ -423,24 +414,16 @@ def bit_cast(x: Value, *, to: int) -> Value:
 _SQRT_2_OVER_PI = float(np.sqrt(2 / np.pi))
 
 
-@op("LeakyRelu", "leaky_relu")
-def leaky_relu(x: Value, *, alpha: float = 0.01) -> Value:
-    return x.leaky_relu(alpha=alpha)
+def _declare_activation(name: str, nnef: str, attributes: Mapping[str, tuple[str, float]]) -> None:
+    attrs = {key: Attr(float, default) for key, (_, default) in attributes.items()}
+
+    @op(name, nnef, attrs=attrs)
+    def activation(x: Value, **values: float) -> Value:
+        return x.apply(nnef, x, **{attributes[key][0]: value for key, value in values.items()})
 
 
-@op("Elu", "elu")
-def elu(x: Value, *, alpha: float = 1.0) -> Value:
-    return x.elu(alpha=alpha)
-
-
-@op("Selu", "selu")
-def selu(
-    x: Value,
-    *,
-    alpha: float = 1.67326319217681884765625,
-    gamma: float = 1.05070102214813232421875,
-) -> Value:
-    return x.selu(alpha=alpha, **{"lambda": gamma})
+for _name, (_nnef, _attributes) in same.ACTIVATIONS.items():
+    _declare_activation(_name, _nnef, _attributes)
 
 
 @op("Relu", "relu, int_max")
@@ -460,14 +443,8 @@ def hard_sigmoid(x: Value, *, alpha: float = 0.2, beta: float = 0.5) -> Value:
     return (x * alpha + beta).clamp(0.0, 1.0)
 
 
-@op("HardSwish", "mul, add, clamp")
-def hard_swish(x: Value) -> Value:
-    return x * hard_sigmoid(x, alpha=1 / 6)
-
-
-@op("Mish", "softplus, tanh, mul")
-def mish(x: Value) -> Value:
-    return x * x.softplus().tanh()
+op("HardSwish", "mul, add, clamp")(lambda x: x * hard_sigmoid(x, alpha=1 / 6))
+op("Mish", "softplus, tanh, mul")(lambda x: x * x.softplus().tanh())
 
 
 @op("Gelu", "gelu_erf; or mul, tanh, add")
@@ -479,14 +456,8 @@ def gelu(x: Value, *, approximate: str = one_of("none", "tanh")) -> Value:
     return x * 0.5 * (angle.tanh() + 1.0)
 
 
-@op("Gelu", "gelu_erf", domain=MICROSOFT)
-def microsoft_gelu(x: Value) -> Value:
-    return x.gelu_erf()
-
-
-@op("BiasGelu", "add, gelu_erf", domain=MICROSOFT)
-def bias_gelu(x: Value, bias: Value) -> Value:
-    return (x + bias).gelu_erf()
+op("Gelu", "gelu_erf", domain=MICROSOFT)(lambda x: x.gelu_erf())
+op("BiasGelu", "add, gelu_erf", domain=MICROSOFT)(lambda x, bias: (x + bias).gelu_erf())
 
 
 @op("FastGelu", "add, mul, tanh", domain=MICROSOFT)
@@ -499,19 +470,11 @@ def swish(x: Value, *, alpha: float = 1.0) -> Value:
     return x.silu() if alpha == 1.0 else x * (x * alpha).sigmoid()
 
 
-@op("QuickGelu", "silu; or mul, sigmoid", domain=MICROSOFT)
-def quick_gelu(x: Value, *, alpha: float = 1.702) -> Value:
-    return swish(x, alpha=alpha)
-
-
-@op("SwiGLU", "silu, mul")
-def swiglu(x: Value, gate: Value, *, alpha: float = 1.0) -> Value:
-    return swish(x, alpha=alpha) * gate
-
-
-@op("Celu", "mul, elu")
-def celu(x: Value, *, alpha: float = 1.0) -> Value:
-    return (x * (1 / alpha)).elu(alpha=1.0) * alpha
+op("QuickGelu", "silu; or mul, sigmoid", domain=MICROSOFT)(
+    lambda x, *, alpha=1.702: swish(x, alpha=alpha)
+)
+op("SwiGLU", "silu, mul")(lambda x, gate, *, alpha=1.0: swish(x, alpha=alpha) * gate)
+op("Celu", "mul, elu")(lambda x, *, alpha=1.0: (x * (1 / alpha)).elu(alpha=1.0) * alpha)
 
 
 @op("Softsign", "abs, add, div")
@@ -519,9 +482,7 @@ def softsign(x: Value) -> Value:
     return x / (x.abs() + 1.0)
 
 
-@op("ThresholdedRelu", "gt, select")
-def thresholded_relu(x: Value, *, alpha: float = 1.0) -> Value:
-    return x.gt(alpha).select(x, 0.0)
+op("ThresholdedRelu", "gt, select")(lambda x, *, alpha=1.0: x.gt(alpha).select(x, 0.0))
 
 
 @op("Shrink", "lt, gt, add, sub, select")

@@ -6,7 +6,7 @@ operators."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -279,6 +279,17 @@ def _activations(
     return activations
 
 
+#: the attributes of all recurrent operators
+_RECURRENT: Mapping[str, Attr] = {
+    "activation_alpha": Attr(float, many=True),
+    "activation_beta": Attr(float, many=True),
+    "activations": Attr(str, many=True),
+    "clip": Attr(float),
+    "direction": one_of("forward", "reverse", "bidirectional"),
+    "hidden_size": at_least(1),
+}
+
+
 def _declare(
     name: str, gates: int, defaults: tuple[str, ...], step: Step, variant: str = ""
 ) -> Callable[..., list[Value]]:
@@ -287,7 +298,9 @@ def _declare(
     ``variant`` is an attribute of its own.
     """
     states = 2 if name == "LSTM" else 1
-    attrs = {variant: Attr(bool, False)} if variant else {}
+    attrs = {**_RECURRENT, "layout": attribute(False, kind=bool, since=14)}
+    if variant:
+        attrs[variant] = Attr(bool, False)
 
     def form(
         x: Value,
@@ -299,13 +312,12 @@ def _declare(
         initial_cell: Value | None = None,
         peepholes: Value | None = None,
         *,
-        activation_alpha: list[float] | None = None,
-        activation_beta: list[float] | None = None,
-        activations: list[str] | None = None,
-        clip: float | None = None,
-        direction: str = one_of("forward", "reverse", "bidirectional"),
-        hidden_size: int | None = at_least(1),
-        layout: bool = attribute(False, since=14),
+        activation_alpha: list[float] | None,
+        activation_beta: list[float] | None,
+        activations: list[str] | None,
+        clip: float | None,
+        direction: str,
+        layout: bool = False,
         **more: Any,
     ) -> list[Value]:
         x = x.transpose([1, 0, 2]) if layout else x
@@ -363,7 +375,8 @@ _declare("GRU", 3, ("Sigmoid", "Tanh"), _gru_step, "linear_before_reset")
 _declare("RNN", 1, ("Tanh",), _rnn_step)
 
 
-@op("DynamicQuantizeLSTM", "DynamicQuantizeLinear, and LSTM's operators", domain=MICROSOFT)
+@op("DynamicQuantizeLSTM", "DynamicQuantizeLinear, and LSTM's operators", domain=MICROSOFT,
+    attrs={**_RECURRENT, "input_forget": Attr(bool, False)})  # fmt: skip
 def dynamic_quantize_lstm(
     x: Value,
     weights: Value,
@@ -377,14 +390,7 @@ def dynamic_quantize_lstm(
     weights_zero: Value = attribute(required=True),
     recurrent_scale: Value = attribute(required=True),
     recurrent_zero: Value = attribute(required=True),
-    *,
-    activation_alpha: list[float] | None = None,
-    activation_beta: list[float] | None = None,
-    activations: list[str] | None = None,
-    clip: float | None = None,
-    direction: str = one_of("forward", "reverse", "bidirectional"),
-    hidden_size: int | None = at_least(1),
-    input_forget: bool = False,
+    **attributes: Any,
 ) -> list[Value]:
     """Imports DynamicQuantizeLSTM: an LSTM whose weights are integers, with their axes swapped.
 
@@ -398,10 +404,8 @@ def dynamic_quantize_lstm(
         )
     )
     return _lstm(
-        x, w, r, bias, sequence_lengths, initial, initial_cell, peepholes,
-        activation_alpha=activation_alpha, activation_beta=activation_beta,
-        activations=activations, clip=clip, direction=direction, hidden_size=hidden_size,
-        input_forget=input_forget, layout=False, rounded=dynamically_quantized,
+        x, w, r, bias, sequence_lengths, initial, initial_cell, peepholes, **attributes,
+        rounded=dynamically_quantized,
     )  # fmt: skip
 
 

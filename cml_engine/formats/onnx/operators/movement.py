@@ -11,6 +11,7 @@ import numpy as np
 from cml_engine.formats.onnx.counted_axes import extent, number_of
 from cml_engine.formats.onnx.counted_shapes import elements, expanded, padded, reshaped, sliced
 from cml_engine.formats.onnx.op_schemas import OnnxCall, at_least, attribute, one_of, op
+from cml_engine.formats.onnx.same_operators import BORDERS
 from cml_engine.formats.onnx.values import (
     InvalidNode,
     Value,
@@ -227,9 +228,6 @@ def _image(x: Value) -> tuple[int, ...]:
 
 # -- padding -------------------------------------------------------------------------------------
 
-#: NNEF's names of ONNX's modes
-_BORDERS = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": ""}
-
 
 @op("Pad", "pad; or concat, slice")
 def pad(
@@ -238,7 +236,7 @@ def pad(
     value: float = attribute(0.0, until=10),
     axes: list[int] | None = None,
     *,
-    mode: str = one_of(*_BORDERS),
+    mode: str = one_of(*BORDERS),
 ) -> Value:
     """Imports Pad: ``pads`` has the numbers before all axes, then after all.
 
@@ -266,12 +264,12 @@ def _padded(x: Value, padding: Sequence[tuple[int, int]], mode: str, value: floa
                 (max(a, 0), max(b, 0)) if i == axis else (a, b) for i, (a, b) in enumerate(padding)
             ]
         if mode != "constant":
-            x = padded(x, axis, *padding[axis], _BORDERS[mode])
+            x = padded(x, axis, *padding[axis], BORDERS[mode])
             padding = [pair if i != axis else (0, 0) for i, pair in enumerate(padding)]
     if not any(a or b for a, b in padding):
         return x
     if mode != "wrap" and x.kind == "scalar":
-        return x.pad(padding=list(padding), border=_BORDERS[mode], value=value)
+        return x.pad(padding=list(padding), border=BORDERS[mode], value=value)
     for axis, (before, after) in enumerate(padding):
         x = _padded_axis(x, axis, before, after, mode, value)
     return x

@@ -20,6 +20,7 @@ from cml_engine.formats.onnx.counted_shapes import elements
 from cml_engine.formats.onnx.op_schemas import MICROSOFT, OnnxCall, at_least, attribute, op
 from cml_engine.formats.onnx.operators.elementwise import integer_division, integer_root, wrap
 from cml_engine.formats.onnx.ranges import EXACT, INT32, UINT32, of_dtype, sum_of
+from cml_engine.formats.onnx.same_operators import POSITIONS, REDUCTIONS
 from cml_engine.formats.onnx.values import (
     InvalidNode,
     Value,
@@ -128,10 +129,6 @@ def _integer_product(x: Value, axes: list[int]) -> Value:
 # -- reductions ----------------------------------------------------------------------------------
 
 
-def _reduce_by(name: str) -> Reduce:
-    return lambda x, axes: add_operator(name, x, axes=axes)
-
-
 def _log_sum_exp(x: Value, axes: list[int]) -> Value:
     """Adds operators for log(sum(exp(x))) over axes and returns the result.
 
@@ -146,13 +143,15 @@ def _log_sum_exp(x: Value, axes: list[int]) -> Value:
 class _Reduction:
     """A reduction: its conversion for floats, its result for no elements, and its NumPy function.
 
+    Without ``of_floats`` it is the engine's operator in the table of shared ones, which over no
+    axes is the identity.
     ``of_integers`` is the exact conversion for integers; others are computed in floats. ``fold``
     computes known 64-bit integers. ``nnef`` lists operators for the documentation.
     """
 
     name: str
     nnef: str
-    of_floats: Reduce
+    of_floats: Reduce | None
     empty: float
     of_integers: Reduce | None = None
     fold: Callable[..., object] | None = None
@@ -164,14 +163,14 @@ def _constant_mean(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
 
 
 _MAX, _MIN = _integer_limit("max_reduce"), _integer_limit("min_reduce")
-REDUCTIONS = (
-    _Reduction("ReduceSum", "sum_reduce; or int_matmul", _reduce_by("sum_reduce"), 0, integer_sum,
+_REDUCTIONS = (
+    _Reduction("ReduceSum", "sum_reduce; or int_matmul", None, 0, integer_sum,
                np.sum),
-    _Reduction("ReduceMean", "mean_reduce", _reduce_by("mean_reduce"), nan, _integer_mean,
+    _Reduction("ReduceMean", "mean_reduce", None, nan, _integer_mean,
                _constant_mean),
-    _Reduction("ReduceMax", "max_reduce", _reduce_by("max_reduce"), -inf, _MAX, np.max),
-    _Reduction("ReduceMin", "min_reduce", _reduce_by("min_reduce"), inf, _MIN, np.min),
-    _Reduction("ReduceProd", "prod_reduce; or int_mul", _reduce_by("prod_reduce"), 1,
+    _Reduction("ReduceMax", "max_reduce", None, -inf, _MAX, np.max),
+    _Reduction("ReduceMin", "min_reduce", None, inf, _MIN, np.min),
+    _Reduction("ReduceProd", "prod_reduce; or int_mul", None, 1,
                _integer_product, np.prod),
     _Reduction("ReduceL1", "abs, sum_reduce", lambda x, axes: x.abs().sum_reduce(axes=axes), 0,
                _sum_of_absolutes, lambda x, **more: np.sum(np.abs(x), **more)),
@@ -185,8 +184,6 @@ REDUCTIONS = (
     _Reduction("ReduceLogSumExp", "max_reduce, sub, exp, sum_reduce, log, add", _log_sum_exp,
                -inf),
 )  # fmt: skip
-#: reductions that are the identity over no axes
-_SAME = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")
 
 
 def _empty(
@@ -253,7 +250,7 @@ def _declare_reduction(reduction: _Reduction) -> None:
             empty = Value.known(_empty(x.shape, x.dtype, axes, True, reduction))
             y = empty.counted({axis: n for axis, n in x.counts.items() if axis not in axes})
             return y if keepdims else y.squeeze(axes)
-        if not axes and reduction.name in _SAME:
+        if not axes and reduction.of_floats is None:
             return x
         if not axes:  # reduce an appended axis of extent 1
             x, axes, keepdims = x.unsqueeze([x.rank]), [x.rank], False
@@ -267,16 +264,21 @@ def _reduce(x: Value, axes: list[int], reduction: _Reduction) -> Value:
         return x.any_reduce(axes=axes) if is_max else x.all_reduce(axes=axes)
     if x.kind == "integer" and reduction.of_integers is not None:
         return wrap(reduction.of_integers(x, axes), x.dtype)
-    y = reduction.of_floats(x.scalar(), axes)
+    numbers = x.scalar()
+    if reduction.of_floats is None:
+        y = add_operator(REDUCTIONS[reduction.name], numbers, axes=axes)
+    else:
+        y = reduction.of_floats(numbers, axes)
     return y.typed(x.dtype) if x.kind == "scalar" else wrap(y.cast(x.kind), x.dtype)
 
 
-for _reduction in REDUCTIONS:
+for _reduction in _REDUCTIONS:
     _declare_reduction(_reduction)
 
 
-def _declare_position(name: str, nnef: str, limit: Reduce, best: float) -> None:
+def _declare_position(name: str, limit: Reduce, best: float) -> None:
     """Declares ArgMax or ArgMin; ``limit`` reduces integers, and ``best`` marks what it finds."""
+    nnef = POSITIONS[name]
 
     @op(name, nnef)
     def form(
@@ -301,8 +303,8 @@ def _declare_position(name: str, nnef: str, limit: Reduce, best: float) -> None:
         return (y if keepdims else y.squeeze([axis])).typed(np.int64)
 
 
-_declare_position("ArgMax", "argmax_reduce", _MAX, 1.0)
-_declare_position("ArgMin", "argmin_reduce", _MIN, -1.0)
+_declare_position("ArgMax", _MAX, 1.0)
+_declare_position("ArgMin", _MIN, -1.0)
 
 
 def _limit_of(search: str, x: Value, axis: int) -> Value:

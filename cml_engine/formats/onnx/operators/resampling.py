@@ -21,6 +21,7 @@ from cml_engine.formats.onnx.op_schemas import (
     one_of,
     op,
 )
+from cml_engine.formats.onnx.same_operators import COORDINATES, GRID_BORDERS, METHODS, ROUNDINGS
 from cml_engine.formats.onnx.values import (
     InvalidNode,
     Value,
@@ -146,13 +147,6 @@ def resize(
 
 # -- by the engine's own operators ---------------------------------------------------------------
 
-_COORDINATES = {"half_pixel": "symmetric", "asymmetric": "asymmetric", "align_corners": "aligned",
-                "pytorch_half_pixel": "symmetric"}  # fmt: skip
-_ROUNDINGS = {"round_prefer_floor": "half_down", "round_prefer_ceil": "half_up",
-              "floor": "floor", "ceil": "ceil"}  # fmt: skip
-_METHODS = {"bilinear": "linear", "bicubic": "cubic", "linear": "linear", "cubic": "cubic",
-            "nearest": "nearest"}  # fmt: skip
-
 
 def _resize_axes(x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) -> Value:
     sizes = [a.size for a in axes]
@@ -173,7 +167,7 @@ def _native(x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) -> Value | N
 
     Returns None if no operator does.
     """
-    coordinates = _COORDINATES.get(rule.coordinates)
+    coordinates = COORDINATES.get(rule.coordinates)
     if x.rank not in (3, 4, 5) or axes[0].changes or axes[1].changes or coordinates is None:
         return None
     spatial = axes[2:]
@@ -188,14 +182,14 @@ def _native(x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) -> Value | N
             return None
         if is_multiple and (coordinates, rule.nearest) in _REPEATS:
             return x.nearest_upsample(factor=factors)
-        if rule.nearest not in _ROUNDINGS:
+        if rule.nearest not in ROUNDINGS:
             return None
-    method = _METHODS[rule.mode]
+    method = METHODS[rule.mode]
     if method == "linear" and is_multiple and coordinates != "asymmetric":
         return x.multilinear_upsample(factor=factors, method=coordinates)
     return x.resize(
         output_size=[a.size for a in spatial], method=method, coordinates=coordinates,
-        rounding=_ROUNDINGS.get(rule.nearest, "floor"), cubic_coefficient=rule.cubic,
+        rounding=ROUNDINGS.get(rule.nearest, "floor"), cubic_coefficient=rule.cubic,
     )  # fmt: skip
 
 
@@ -328,8 +322,6 @@ def _interpolate_lines(x: Value, axis: int, matrix: Array) -> Value:
 
 # -- grids and regions ---------------------------------------------------------------------------
 
-_BORDERS = {"zeros": "constant", "border": "replicate", "reflection": "reflect"}
-
 
 def _declare_sampling(default: str, since: int = 1, until: int = 0, domain: str = "") -> None:
     """Declares GridSample for some opsets, with the method that is its default there."""
@@ -340,10 +332,10 @@ def _declare_sampling(default: str, since: int = 1, until: int = 0, domain: str 
         grid: Value,
         *,
         align_corners: bool = False,
-        mode: str = one_of(default, *_METHODS),
-        padding_mode: str = one_of(*_BORDERS),
+        mode: str = one_of(default, *METHODS),
+        padding_mode: str = one_of(*GRID_BORDERS),
     ) -> Value:
-        return x.grid_sample(grid, method=_METHODS[mode], border=_BORDERS[padding_mode],
+        return x.grid_sample(grid, method=METHODS[mode], border=GRID_BORDERS[padding_mode],
                              align_corners=align_corners)  # fmt: skip
 
 

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from cml_engine.errors.arguments import ONNX_OPSET
+from cml_engine.formats.onnx import same_operators as same
 from cml_engine.formats.onnx.export.call import ExportCall, ExportTensor, rule
 from cml_engine.formats.onnx.export.game_operators import write_standard_body
-from cml_engine.formats.onnx.same_operators import (
-    ARITHMETIC,
-    BITS,
-    COMPARISONS,
-    FLOATS,
-    LOGIC,
-    SIGNED,
-)
 
-_OTHERS = {
-    "Pow": "pow", "Not": "not", "Identity": "copy", "Relu": "relu", "IsNaN": "is_nan",
-    "IsInf": "is_inf",
-}  # fmt: skip
-_OF_INTEGERS = {**ARITHMETIC, **COMPARISONS, **SIGNED, "Min": "min", "Max": "max"}
-_SAME = [
-    *(pair for same in (ARITHMETIC, COMPARISONS, SIGNED, LOGIC, FLOATS, _OTHERS)
-      for pair in same.items()),
-    *((onnx, f"int_{name}") for onnx, name in _OF_INTEGERS.items() if name != "div"),
-]  # fmt: skip
-_BITS = [*BITS.items(), ("BitwiseNot", "bit_not")]
+_OF_INTEGERS = same.onnx_names(same.ARITHMETIC, same.COMPARISONS, same.SIGNED, same.LIMITS)
+_SAME = {
+    **same.onnx_names(
+        same.ARITHMETIC, same.COMPARISONS, same.SIGNED, same.LOGIC, same.FLOATS, same.PLAIN
+    ),
+    **{f"int_{name}": onnx for name, onnx in _OF_INTEGERS.items() if name != "div"},
+}
+_BITS = {**same.onnx_names(same.BITS), "bit_not": "BitwiseNot"}
 
 for _table, _since in ((_SAME, ONNX_OPSET.low), (_BITS, 18)):
-    for _onnx, _name in _table:
+    for _name, _onnx in _table.items():
 
         @rule(_name, onnx=f"`{_onnx}`", since=_since)
         def _same_operator(c: ExportCall, op: str = _onnx) -> ExportTensor:
@@ -93,20 +83,21 @@ def _per_root(c: ExportCall) -> ExportTensor:
     return c.x.Sqrt().Reciprocal()
 
 
-@rule("leaky_relu", "elu", onnx="`LeakyRelu`, `Elu`")
-def _leaky(c: ExportCall) -> ExportTensor:
-    op = "Elu" if c.node.op == "elu" else "LeakyRelu"
-    return c.add(op, c.x, alpha=float(c.attrs.alpha))
+for _onnx, (_name, _attributes) in same.ACTIVATIONS.items():
+
+    @rule(_name, onnx=f"`{_onnx}`")
+    def _activation(
+        c: ExportCall,
+        op: str = _onnx,
+        attributes: Mapping[str, tuple[str, float]] = _attributes,
+    ) -> ExportTensor:
+        values = {name: float(c.attrs[own]) for name, (own, _) in attributes.items()}
+        return c.add(op, c.x, **values)
 
 
 @rule("prelu", onnx="`PRelu`; where the slopes are of a larger shape `Where`, `Less`, `Mul`")
 def _prelu(c: ExportCall) -> ExportTensor | Sequence[ExportTensor]:
     return c.add("PRelu", *c.aligned()) if c.fact(0) == c.out else write_standard_body(c)
-
-
-@rule("selu", onnx="`Selu`")
-def _selu(c: ExportCall) -> ExportTensor:
-    return c.x.Selu(alpha=float(c.attrs.alpha), gamma=float(c.attrs["lambda"]))
 
 
 @rule("gelu_erf", onnx="`Gelu`; before opset 20 `Erf` and others")

@@ -8,11 +8,12 @@ from math import prod
 import numpy as np
 
 from cml_engine.formats.onnx.export.call import ExportCall, ExportTensor, rule
+from cml_engine.formats.onnx.same_operators import BORDERS, onnx_names
 from cml_engine.ir.graph import NUMPY_DTYPE, Array
 from cml_engine.ops.common.window import Window, border_index
 from cml_engine.ops.movement.slicing import ranges
 
-_MODES = {"replicate": "edge", "reflect": "reflect"}
+_MODES = onnx_names(BORDERS)
 
 
 @rule("reshape", onnx="`Reshape`")
@@ -91,10 +92,8 @@ def pad_axes(
     fits = all(0 <= n < max(e, 1) for e, pair in zip(shape, pairs, strict=True) for n in pair)
     if border == "constant" or (border in _MODES and fits):
         pads = c.indices(*(p for p, _ in pairs), *(q for _, q in pairs))
-        if border in _MODES:
-            return x.Pad(pads, mode=_MODES[border])
-        return x.Pad(pads, c.constant(np.array(value, NUMPY_DTYPE[c.fact(0).dtype])),
-                     mode="constant")  # fmt: skip
+        fill = c.constant(np.array(value, NUMPY_DTYPE[c.fact(0).dtype]))
+        return x.Pad(pads, *[fill] * (border == "constant"), mode=_MODES[border])
     for axis, (extent, (before, after)) in enumerate(zip(shape, pairs, strict=True)):
         if before or after:
             x = x.gather(border_index(border, np.arange(-before, extent + after), extent), axis)

@@ -10,16 +10,13 @@ import numpy as np
 from cml_engine.formats.onnx.export.call import ExportCall, ExportTensor, rule
 from cml_engine.formats.onnx.export.game_operators import write_standard_body
 from cml_engine.formats.onnx.export.operators.movement import merge_axes
+from cml_engine.formats.onnx.same_operators import POSITIONS, REDUCTIONS, onnx_names
 from cml_engine.ir.graph import Fact
 
-_REDUCE = {
-    "sum_reduce": "ReduceSum", "mean_reduce": "ReduceMean", "prod_reduce": "ReduceProd",
-    "max_reduce": "ReduceMax", "min_reduce": "ReduceMin",
-}  # fmt: skip
 #: the result of a reduction of no elements
 _OF_NOTHING = {"ReduceProd": 1.0, "ReduceMax": -np.inf, "ReduceMin": np.inf}
 
-for _name, _onnx in _REDUCE.items():
+for _onnx, _name in REDUCTIONS.items():
 
     @rule(_name, onnx=f"`{_onnx}`")
     def _reduce(c: ExportCall, op: str = _onnx) -> ExportTensor:
@@ -42,12 +39,12 @@ def _truth(c: ExportCall) -> ExportTensor:
     return c.x.cast("integer").reduce(op, c.attrs.axes).cast("logical")
 
 
-@rule("argmax_reduce", "argmin_reduce", onnx="`ArgMax`, `ArgMin`")
+@rule(*POSITIONS.values(), onnx="`ArgMax`, `ArgMin`")
 def _position(c: ExportCall) -> ExportTensor:
     axes = sorted(int(axis) for axis in c.attrs.axes)
     if not axes:
         return c.fill(0)
-    op = "ArgMax" if c.node.op == "argmax_reduce" else "ArgMin"
+    op = onnx_names(POSITIONS)[c.node.op]
     if len(axes) == 1:
         return c.add(op, c.x, axis=axes[0], keepdims=1).cast("integer")
     kept_shape = [extent for a, extent in enumerate(c.shape) if a not in axes]

@@ -7,6 +7,7 @@ from math import ceil, floor
 
 import numpy as np
 
+from cml_engine.formats.onnx import same_operators as same
 from cml_engine.formats.onnx.export.call import ExportCall, ExportTensor, rule
 from cml_engine.formats.onnx.export.operators.elementwise import round_half_up
 from cml_engine.formats.onnx.export.operators.movement import window_attributes
@@ -15,14 +16,6 @@ from cml_engine.ops.common.window import resolve_window, volume
 from cml_engine.ops.resampling.resampling import linear_taps
 from cml_engine.ops.resampling.resize import axis_taps
 from cml_engine.ops.resampling.roi import LIMIT
-
-_COORDINATES = {
-    "symmetric": "half_pixel", "asymmetric": "asymmetric", "aligned": "align_corners",
-}  # fmt: skip
-_ROUNDINGS = {
-    "half_down": "round_prefer_floor", "half_up": "round_prefer_ceil", "floor": "floor",
-    "ceil": "ceil",
-}  # fmt: skip
 
 #: runtimes compute positions in float32, which on longer axes are off by 0.01 and more
 _MOST_EXTENT = 1 << 14
@@ -129,8 +122,8 @@ def _resized(c: ExportCall, a: Attrs) -> ExportTensor:
     nearest, cubic = a.method == "nearest", a.method == "cubic"
     return c.x.Resize(
         None, None, c.indices(*c.out.shape), mode=a.method,
-        coordinate_transformation_mode=_COORDINATES[a.coordinates],
-        nearest_mode=_ROUNDINGS[a.rounding] if nearest else None,
+        coordinate_transformation_mode=same.onnx_names(same.COORDINATES)[a.coordinates],
+        nearest_mode=same.onnx_names(same.ROUNDINGS)[a.rounding] if nearest else None,
         cubic_coeff_a=float(a.cubic_coefficient) if cubic else None,
     )  # fmt: skip
 
@@ -178,12 +171,11 @@ def _grid_sample(c: ExportCall) -> ExportTensor:
     a, spatial = c.attrs, len(c.shape) - 2
     mode = a.method
     if c.opset < 20:
-        mode = {"nearest": "nearest", "linear": "bilinear", "cubic": "bicubic"}[mode]
+        mode = same.onnx_names(same.METHODS)[mode]
         if spatial == 3:
             c.require_opset(20, "three spatial axes")
-    borders = {"constant": "zeros", "replicate": "border", "reflect": "reflection"}
-    options = {"mode": mode, "padding_mode": borders[a.border],
-           "align_corners": int(a.align_corners)}  # fmt: skip
+    border = same.onnx_names(same.GRID_BORDERS)[a.border]
+    options = {"mode": mode, "padding_mode": border, "align_corners": int(a.align_corners)}
     if a.method == "cubic" and spatial != 2:
         raise c.unsupported_error(
             f"GridSample is cubic on two axes only, here are {spatial}: use linear"
