@@ -30,25 +30,20 @@ class Network(Protocol):
     @property
     def name(self) -> str:
         """The name of the network in reports."""
-        ...
 
     def step_costs(self) -> Sequence[StepCost]:
         """Returns the cost (kernel, workgroups, FLOPs, bytes) of each step, in order."""
-        ...
 
     @property
     def ready(self) -> bool:
         """True once the weights are uploaded and the pipelines built, so that jobs can begin."""
-        ...
 
     def prepare(self, budget_ms: float) -> None:
         """Continues to upload weights and build pipelines, for about ``budget_ms``; never waits."""
-        ...
 
     @property
     def waiting_for(self) -> str:
         """A text that says what is missing until :attr:`ready`; "" if ready or unknown."""
-        ...
 
     @property
     def exclusive_group(self) -> str | None:
@@ -56,7 +51,6 @@ class Network(Protocol):
 
         Only one network of a group has a running job.
         """
-        ...
 
     @property
     def retains(self) -> bool:
@@ -64,7 +58,6 @@ class Network(Protocol):
 
         Jobs of such a network run in the order in which they were submitted.
         """
-        ...
 
     def steps_for(self, given: Collection[str], *, behind: bool = False) -> Sequence[int] | None:
         """Returns the numbers of the steps that a job with these inputs runs; None for all.
@@ -72,14 +65,12 @@ class Network(Protocol):
         With ``behind`` the job follows another unfinished job; otherwise it starts from the
         memory as it is now.
         """
-        ...
 
     def advance_successor(self, budget_ms: float) -> None:
         """Prepares the network's replacement, if there is one, for about ``budget_ms``.
 
         Never waits and never raises.
         """
-        ...
 
     @property
     def load_times_ms(self) -> Sequence[float]:
@@ -87,7 +78,6 @@ class Network(Protocol):
 
         Empty on devices that can time their work in a frame.
         """
-        ...
 
 
 def exclusivity_key(network: Network) -> str | int:
@@ -101,7 +91,6 @@ class Run(Protocol):
     @property
     def harm(self) -> str:
         """The reason why the results of the run are wrong; "" if no error is known."""
-        ...
 
 
 class Result(Protocol):
@@ -109,20 +98,16 @@ class Result(Protocol):
 
     def tensor(self, name: str) -> GpuTensor:
         """Returns output ``name`` as a GPU tensor."""
-        ...
 
     def read(self, name: str) -> Array | None:
         """Returns output ``name`` as a host array, or None until the readback has arrived."""
-        ...
 
     @property
     def has_arrived(self) -> bool:
         """True if a readback of the outputs has arrived or failed."""
-        ...
 
     def release(self) -> None:
         """Frees the outputs' memory, now or once no queued job reads them."""
-        ...
 
 
 class Executor(Protocol):
@@ -157,11 +142,9 @@ class Executor(Protocol):
         :class:`cml_engine.InputError` if the network or a tensor belongs to another device, or
         an input does not fit.
         """
-        ...
 
     def release_input(self, value: Handle) -> None:
         """Frees an input value that :meth:`accept` returned."""
-        ...
 
     def reserve(self, network: Handle, inputs: Mapping[str, object]) -> str:
         """Reserves the network and the memory for its outputs for a job, before the job begins.
@@ -169,7 +152,6 @@ class Executor(Protocol):
         Returns "" if both are available, else a text that says what the job waits for. Never
         waits itself; raises if they can never become available.
         """
-        ...
 
     def begin_job(
         self, encoder: wgpu.GPUCommandEncoder, network: Handle, inputs: Mapping[str, object]
@@ -179,7 +161,6 @@ class Executor(Protocol):
         Inputs are host arrays or GPU tensors. If it raises, it has already released what
         :meth:`reserve` took.
         """
-        ...
 
     def encode(
         self,
@@ -194,14 +175,12 @@ class Executor(Protocol):
         Returns the networks whose slices could not be encoded, each with the error; all others were
         encoded. None means that all were.
         """
-        ...
 
     def begin_cpu_step(self, encoder: wgpu.GPUCommandEncoder, network: Handle, step: int) -> None:
         """Encodes the readback of the operands of a step on the CPU; no effect if it has begun.
 
         A worker then computes the step.
         """
-        ...
 
     def end_cpu_step(self, network: Handle, step: int, budget_ms: float) -> bool:
         """Uploads a part of the results of a step on the CPU, for about ``budget_ms``.
@@ -209,65 +188,52 @@ class Executor(Protocol):
         Returns True once all are on the device, so that the job can go on. Never waits. Raises
         the error of an operator.
         """
-        ...
 
     def finish_job(self, encoder: wgpu.GPUCommandEncoder, network: Handle) -> Result | None:
         """Encodes copies of the outputs into separate memory and returns the copies.
 
         Returns None if there is no memory for the outputs yet.
         """
-        ...
 
     def end_job(self, network: Handle) -> None:
         """Frees the network after its job, which is done, was cancelled or failed."""
-        ...
 
     def resume_job(self, network: Handle) -> None:
         """Undoes :meth:`end_job` for a job that ended in a frame that is being abandoned."""
-        ...
 
     def end_frame(self, frame: int) -> Sequence[Timing]:
         """Notes that the host has submitted the frame; returns the timings that have arrived.
 
         The timings belong to earlier frames. Never waits.
         """
-        ...
 
     def abandon_frame(self, frame: int) -> None:
         """Discards a frame whose commands will never be submitted."""
-        ...
 
     def new_encoder(self) -> wgpu.GPUCommandEncoder:
         """Returns a new command encoder, for a frame that the scheduler runs without the host."""
-        ...
 
     def submit(self, encoder: wgpu.GPUCommandEncoder) -> None:
         """Submits an encoder of :meth:`new_encoder` to the device."""
-        ...
 
     def check_encoder(self, encoder: wgpu.GPUCommandEncoder) -> None:
         """Raises :class:`cml_engine.InputError` if ``encoder`` is not a command encoder."""
-        ...
 
     def check(self) -> None:
         """Raises an exception if the device is lost."""
-        ...
 
     def preparing(self) -> str:
         """Returns a text that says what the preparation thread is doing, and its last error."""
-        ...
 
     def take_losses(self) -> bool:
         """Returns True if since the last call more runs became known to have wrong results.
 
         A run's results are wrong if one of its frames was ended and never submitted.
         """
-        ...
 
     @property
     def frames_in_flight(self) -> int:
         """The number of frames that were ended and whose timings have not arrived."""
-        ...
 
     # --- outputs of finished jobs
 
@@ -282,15 +248,12 @@ class Executor(Protocol):
 
         ``options`` are the other arguments of :meth:`Job.copy_to_texture`.
         """
-        ...
 
     def take_copies(self) -> Sequence[tuple[StepCost, float]]:
         """Returns the texture copies whose measured milliseconds have arrived, each only once."""
-        ...
 
     def request_read(self, encoder: wgpu.GPUCommandEncoder, result: Handle) -> None:
         """Encodes the copy of a finished job's outputs that :meth:`Result.read` needs."""
-        ...
 
 
 class ExecutorSource(Protocol):
@@ -298,4 +261,3 @@ class ExecutorSource(Protocol):
 
     def executor(self) -> Executor:
         """Returns a new executor."""
-        ...

@@ -260,18 +260,15 @@ def advance_jobs(plan: FramePlan, report: FrameReport) -> None:
     report.predicted_ms = predicted_ms
 
 
-def networks_ready(queues: Sequence[NetworkQueue]) -> dict[int, bool]:
-    """Returns for each queued network, by ``id(network)``, True if it is ready.
-
-    A recording needs it.
-    """
-    ready_by_id = {}
+def networks_ready(queues: Sequence[NetworkQueue]) -> dict[Network, bool]:
+    """Returns for each queued network True if it is ready, for a recording."""
+    ready = {}
     for queue in queues:
         try:
-            ready_by_id[id(queue.network)] = bool(queue.network.ready)
+            ready[queue.network] = bool(queue.network.ready)
         except Exception:  # the jobs of the network fail in _is_ready
-            ready_by_id[id(queue.network)] = False
-    return ready_by_id
+            ready[queue.network] = False
+    return ready
 
 
 def encode_slices(

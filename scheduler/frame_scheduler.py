@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from threading import Lock, current_thread
-from typing import TYPE_CHECKING, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 from weakref import WeakMethod
 
 from cml_engine.compiler.plan import Timing
@@ -68,16 +68,7 @@ if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu
     from cml_engine.ir.graph import Array
     from cml_engine.runtime.session import Session
-    from cml_engine.scheduler.executor import Network
     from cml_engine.scheduler.tiling import TiledJob
-
-
-class Submitter(Protocol):
-    """The interface of a scheduler as its periodic jobs use it."""
-
-    @property
-    def submit(self) -> Callable[..., Job]: ...
-    def forget_periodic(self, periodic: Periodic) -> None: ...
 
 
 @dataclass
@@ -99,7 +90,7 @@ class Periodic:
     >>> periodic.stop()
     """
 
-    scheduler: Submitter
+    scheduler: FrameScheduler
     session: Session | Network | None
     make_inputs: Callable[[], Mapping[str, object]] | None
     period_ms: float

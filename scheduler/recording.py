@@ -16,6 +16,7 @@ from pathlib import Path
 from cml_engine.compiler.plan import StepCost, Timing
 from cml_engine.io import write_atomically
 from cml_engine.io.json_files import JsonObject, read_json
+from cml_engine.scheduler.executor import Network
 from cml_engine.scheduler.jobs.job import Job
 from cml_engine.scheduler.planning.plan import FrameInputs
 from cml_engine.scheduler.reports import FrameReport
@@ -78,8 +79,8 @@ class Recorder:
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
-        self._networks: dict[int, int] = {}
-        self._seen: list[object] = []  # keeps them alive, so that their ids stay unique
+        #: the networks' numbers
+        self._networks: dict[Network, int] = {}
 
     def submitted(self, job: Job) -> None:
         self.recording.events.append(
@@ -91,7 +92,7 @@ class Recorder:
                 "priority": job.priority,
                 "deadline": job.deadline_at_ms,
                 "slot": job.slot,
-                "needs": list(job.needs),
+                "needs": [p.number for p in job.producers if p.owner is job.owner],
                 "loads": [_row(cost) for cost in job.costs[: job.loads]],
                 "steps": None if job.steps is None else list(job.steps),
             }
@@ -110,7 +111,7 @@ class Recorder:
         self,
         inputs: FrameInputs,
         report: FrameReport,
-        ready: Mapping[int, bool],
+        ready: Mapping[Network, bool],
         short_of_memory: list[int],
         back_from_cpu: list[int],
     ) -> None:
@@ -147,21 +148,20 @@ class Recorder:
         self.recording.events.append({"kind": "abandoned"})
 
     def _network(self, job: Job) -> int:
-        key = id(job.network)
-        if key not in self._networks:
-            self._networks[key] = len(self._networks)
-            self._seen.append(job.network)
-            steps = [_row(cost) for cost in job.network.step_costs()]
+        network = job.network
+        if network not in self._networks:
+            self._networks[network] = len(self._networks)
+            steps = [_row(cost) for cost in network.step_costs()]
             self.recording.networks.append(
                 {
                     "name": job.name,
-                    "group": job.network.exclusive_group,
+                    "group": network.exclusive_group,
                     "steps": steps,
-                    "load_ms": list(job.network.load_times_ms),
-                    "retains": job.network.retains,
+                    "load_ms": list(network.load_times_ms),
+                    "retains": network.retains,
                 }
             )
-        return self._networks[key]
+        return self._networks[network]
 
 
 def _row(cost: StepCost) -> list[str | float]:

@@ -88,7 +88,7 @@ class Tiles:
         wholes = [v.shape[2:] for v in self._inputs.values() if v.ndim == 4]
         if not wholes:
             raise InputError("no input can be cut into tiles: wanted one of shape [N, C, H, W]")
-        height, width = self._whole_offset = wholes[0]
+        height, width = self._size = wholes[0]
         self._cut = {n for n, v in self._inputs.items() if v.ndim == 4 and v.shape[2:] == wholes[0]}
         rows, columns = (spans(extent, tile, overlap, align) for extent in (height, width))
         self._tiles = [Tile(row, column) for row in rows for column in columns]
@@ -113,7 +113,7 @@ class Tiles:
 
     def inputs(self, tile: Tile) -> dict[str, Array]:
         """Returns the network's inputs for a tile, by name: its part of every input that is cut."""
-        rows, columns = slice(tile.rows.first, tile.rows.end), slice(*_read(tile.columns))
+        rows, columns = _read(tile.rows), _read(tile.columns)
         return {
             name: np.ascontiguousarray(value[..., rows, columns]) if name in self._cut else value
             for name, value in self._inputs.items()
@@ -144,13 +144,13 @@ class Tiles:
         fact = self.session.outputs[name]
         extents = [
             _whole_offset(name, extent * ratio)
-            for extent, ratio in zip(self._whole_offset, self._ratios[name], strict=True)
+            for extent, ratio in zip(self._size, self._ratios[name], strict=True)
         ]
         return np.zeros((*fact.shape[:2], *extents), NUMPY_DTYPE[fact.dtype])
 
 
-def _read(span: Span) -> tuple[int, int]:
-    return span.first, span.end
+def _read(span: Span) -> slice:
+    return slice(span.first, span.end)
 
 
 def _kept_slices(name: str, span: Span, ratio: Fraction) -> tuple[slice, slice]:

@@ -234,8 +234,6 @@ class Job(Awaitable):
     cpu_steps: tuple[int, ...] = field(default=(), init=False)
     #: the number of texture loads
     loads: int = 0
-    #: the numbers of the jobs whose outputs are inputs
-    needs: tuple[int, ...] = ()
     outputs: Outputs = field(default_factory=Outputs, init=False)
     #: the error that failed the job, if one was raised
     exception: Exception | None = field(default=None, init=False)

@@ -241,7 +241,7 @@ class JobList:
         self.running: dict[int, Job] = {}
         #: jobs whose input will never arrive; they fail in the next frame
         self.without_input: deque[Job] = deque()
-        self._queues: dict[int, NetworkQueue] = {}
+        self._queues: dict[Network, NetworkQueue] = {}
         self._paused: dict[int, Job] = {}
         self._blocked: dict[int, set[int]] = {}  # numbers of the jobs that each one waits for
         self._consumers: dict[int, dict[int, Job]] = {}
@@ -414,10 +414,9 @@ class JobList:
         elif job.paused:
             self._paused[job.number] = job
         else:
-            key = id(job.network)
-            if key not in self._queues:
-                self._queues[key] = NetworkQueue(job.network)
-            self._queues[key].add(job)
+            if job.network not in self._queues:
+                self._queues[job.network] = NetworkQueue(job.network)
+            self._queues[job.network].add(job)
 
     def _remember_consumer(self, producer: Job, consumer: Job) -> None:
         """Records that ``consumer`` depends on ``producer``.
@@ -432,11 +431,11 @@ class JobList:
         self._blocked.pop(job.number, None)
         self._foreign.pop(job.number, None)
         self._paused.pop(job.number, None)
-        queue = self._queues.get(id(job.network))
+        queue = self._queues.get(job.network)
         if queue is not None:
             queue.remove(job)
             if not len(queue):
-                del self._queues[id(job.network)]
+                del self._queues[job.network]
 
     def _no_longer_queued(self, job: Job) -> None:
         self._unindex(job)

@@ -118,8 +118,8 @@ def one_line(text: str) -> str:
     return joined if len(joined) <= _LENGTH else joined[: _LENGTH - 1] + "…"
 
 
-#: the id of a network, and the numbers of its steps (None: all)
-_Work = tuple[int, tuple[int, ...] | None]
+#: a network, and the numbers of its steps (None: all)
+_Work = tuple[Network, tuple[int, ...] | None]
 
 
 @dataclass(slots=True)
@@ -212,7 +212,7 @@ class Lifecycle:
         self.executor, self._clock = executor, clock
         #: done jobs that the host still references
         self._done: WeakSet[Job] = WeakSet()
-        self._work_left: dict[_Work, tuple[Network, list[float]]] = {}
+        self._work_left: dict[_Work, list[float]] = {}
         self._lessons = -1
         self._begun: list[Job] = []
         self._ended: list[Job] = []
@@ -232,9 +232,7 @@ class Lifecycle:
         Finds the steps that it runs, warns about its deadline or refuses it, and cancels waiting
         jobs of the same slot.
         """
-        producers = job.producers
-        job.needs = tuple(producer.number for producer in producers if producer.owner is self)
-        are_kept = [producer.outputs.add_consumer(job) for producer in producers]
+        are_kept = [producer.outputs.add_consumer(job) for producer in job.producers]
         retains = job.network.retains
         with self.lock, _RETAINING if retains else nullcontext():
             try:
@@ -533,17 +531,15 @@ class Lifecycle:
 
         Texture loads are not among these steps.
         """
-        key = id(job.network), job.steps
-        entry = self._work_left.get(key)
-        if entry is None:
+        key = job.network, job.steps
+        sums = self._work_left.get(key)
+        if sums is None:
             model = self.pace.cost_model
-            sums = [0.0]
+            sums = self._work_left[key] = [0.0]
             for cost in reversed(job.costs[job.loads :]):
                 sums.append(sums[-1] + model.predict_ms(cost, cost.groups))
             sums.reverse()
-            # keep the network: otherwise another one could get the same id
-            entry = self._work_left[key] = job.network, sums
-        return entry[1]
+        return sums
 
     def update_work_left(self) -> None:
         """Predicts the work of the next jobs again if the cost model has learned since.

@@ -203,16 +203,16 @@ def measure_frames(
     in_parts = cycle([steps[start : start + layers] for start in range(0, len(steps), layers)])
     loop.begin_counting()
     times: dict[str, list[float]] = {"control": [], "layers": [], "unsliced": []}
-    while loop.counted < frames:
+    while len(loop.reports) < frames:
         # interleave whole jobs: with another network between its frames, the sliced job would find
         # cold caches in every frame, and the unsliced run only once
-        counted_before = loop.counted
+        counted_before = len(loop.reports)
         loop.run_job()
-        for _ in range(loop.counted - counted_before):
+        for _ in range(len(loop.reports) - counted_before):
             interleaved.run(control, times["control"])
         interleaved.run(next(in_parts), times["layers"])
         interleaved.run(steps, times["unsliced"])
-        progress(min(loop.counted, frames))
+        progress(min(len(loop.reports), frames))
     loop.drain()
     interleaved.drain()
     return _report(session, scheduler, loop, times, layers)
@@ -230,28 +230,22 @@ class _Loop:
         self.identical = True
         self.jobs: list[Job] = []
         self.measured: list[FrameReport] = []
-        self.cpu: list[float] = []
-        self.encode_cpu: list[float] = []
-        self.counted = 0
+        #: the reports of the counted frames
+        self.reports: list[FrameReport] = []
         self._job: Job | None = None
 
     def begin_counting(self) -> None:
         self.drain()
-        self.counted = 0
         self.jobs.clear()
         self.measured.clear()
-        self.cpu.clear()
-        self.encode_cpu.clear()
+        self.reports.clear()
 
     def frame(self) -> bool:
         """Runs one frame, with a new job if there is none; returns True if the job ended in it."""
         if self._job is None:
             self.session.reset()
             self._job = self.scheduler.submit(self.session, self.inputs)
-        report = self._encode()
-        self.counted += 1
-        self.cpu.append(report.cpu_ms - report.encode_ms)
-        self.encode_cpu.append(report.encode_ms)
+        self.reports.append(self._encode())
         if not self._job.ended:
             return False
         self.jobs.append(self._job)
@@ -351,7 +345,7 @@ def _report(
         sliced_over_unsliced_best=min(sliced) / min(unsliced) if pairs else 0.0,
         identical=loop.identical,
         predicted_error_median=median(errors) if errors else 0.0,
-        scheduler_cpu_ms_per_frame=median(loop.cpu) if loop.cpu else 0.0,
-        encode_cpu_ms_per_frame=median(loop.encode_cpu) if loop.encode_cpu else 0.0,
+        scheduler_cpu_ms_per_frame=median(r.cpu_ms - r.encode_ms for r in loop.reports),
+        encode_cpu_ms_per_frame=median(r.encode_ms for r in loop.reports),
         margin=budget / scheduler.controller.margin.aim_ms(budget) if budget else 1.0,
     )

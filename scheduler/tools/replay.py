@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from cml_engine.compiler.plan import Timing
 from cml_engine.io.json_files import JsonObject
 from cml_engine.scheduler.clock import VirtualClock
-from cml_engine.scheduler.executor import Handle
+from cml_engine.scheduler.executor import Handle, Network
 from cml_engine.scheduler.frame_scheduler import FrameScheduler
 from cml_engine.scheduler.jobs.job import Job
 from cml_engine.scheduler.planning.controller import FixedBudget
@@ -31,20 +31,20 @@ class _Echo(SimGpu):
         super().__init__(**{name: options[name] for name in names})
         self.arrived: list[Timing] = []
         self.busy = 0
-        self.held: set[int] = set()
-        self.back_from_cpu: list[int] = []
+        self.held: list[Network] = []
+        self.back_from_cpu: list[Network] = []
 
     def reserve(self, network: Handle, inputs: object) -> str:
-        return "memory" if id(network) in self.held else ""
+        return "memory" if network in self.held else ""
 
     def end_cpu_step(self, network: Handle, step: int, budget_ms: float) -> bool:
-        is_done = id(network) in self.back_from_cpu
+        is_done = network in self.back_from_cpu
         if is_done:
-            self.back_from_cpu.remove(id(network))
+            self.back_from_cpu.remove(network)
         return is_done
 
     def finish_job(self, encoder: object, network: Handle) -> SimRun | None:
-        return None if id(network) in self.held else SimRun()
+        return None if network in self.held else SimRun()
 
     def encode(
         self, encoder: object, frame: int, groups: object, *, timed: bool = True
@@ -109,9 +109,8 @@ class _Replay:
         self.scheduler.controller.skips = event["rests"]
         self.scheduler.planner = plan_frame if slices is None else _repeat_slices(slices, self.jobs)
         self.device.busy = 1 << 30 if event["waiting"] else 0
-        self.device.held = {id(self.jobs[n].network) for n in event.get("held", ())}
-        resumed = (self.jobs[n].network for n in event.get("back_from_cpu", ()))
-        self.device.back_from_cpu = [id(network) for network in resumed]
+        self.device.held = [self.jobs[n].network for n in event.get("held", ())]
+        self.device.back_from_cpu = [self.jobs[n].network for n in event.get("back_from_cpu", ())]
         return decisions_of(self.scheduler.encode(None))
 
     def _apply(self, event: JsonObject) -> None:
