@@ -35,9 +35,9 @@ def residual_network(operators: int, channels: int, path: Path) -> None:
     import numpy as np
 
     import cml_engine as cml
-    from cml_engine.formats import import_builder
+    from cml_engine.formats import ImportBuilder
 
-    make, random = import_builder(), np.random.default_rng(0)
+    make, random = ImportBuilder(), np.random.default_rng(0)
     x = skip = make.input("x", (1, channels, _SIDE, _SIDE))
     around = [(1, 1), (1, 1)]
     for i in range(operators):

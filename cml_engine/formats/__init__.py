@@ -10,7 +10,7 @@ from pkgutil import iter_modules
 from cml_engine.formats.builder import ImportBuilder
 from cml_engine.formats.format import Format
 
-__all__ = ["ImportBuilder", "formats", "import_builder"]
+__all__ = ["ImportBuilder", "formats"]
 
 
 @cache
@@ -22,21 +22,3 @@ def formats() -> Mapping[str, Format]:
     packages = [import_module(f"{__name__}.{m.name}") for m in iter_modules(__path__) if m.ispkg]
     registered: list[Format] = [p.FORMAT for p in packages if hasattr(p, "FORMAT")]
     return {format.suffix: format for format in registered}
-
-
-def import_builder() -> ImportBuilder:
-    """Returns a builder of a graph of the engine's operators, for a converter of your own.
-
-    The shapes of each operator are inferred and checked when it is added.
-
-    Examples
-    --------
-    >>> builder = import_builder()
-    >>> builder.input("image", (1, 3, 8, 8))
-    'image'
-    """
-    from cml_engine.compiler.passes.infer import infer_node
-    from cml_engine.ops.declaration.registry import load_families
-
-    load_families()
-    return ImportBuilder(infer_node)

@@ -9,13 +9,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from cml_engine.compiler.passes.infer import infer_node
 from cml_engine.errors import ModelError, ShapeError, Source, UnsupportedOp
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.block_weights import copy_of
-from cml_engine.ir.construction import GraphConstruction, Infer
+from cml_engine.ir.construction import GraphConstruction
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact, Graph, Node
 from cml_engine.ir.single_value import distinct, is_single_value
 from cml_engine.nnef.expansion.compose import to_identifier
+from cml_engine.nnef.expansion.evaluator import Evaluator, expand_call
+from cml_engine.nnef.expansion.library import Library
 from cml_engine.nnef.expansion.nodes import literal_name
 from cml_engine.nnef.expansion.signatures import (
     REQUIRED,
@@ -26,9 +29,11 @@ from cml_engine.nnef.expansion.signatures import (
     declared_signature,
     operator_signatures,
     signature,
+    standard_signatures,
 )
-from cml_engine.nnef.expansion.values import describe
+from cml_engine.nnef.expansion.values import TensorRef, Value, describe
 from cml_engine.nnef.text.syntax_tree import Type
+from cml_engine.ops.declaration.registry import is_registered, load_families, registered
 
 T = TypeVar("T")
 
@@ -43,15 +48,16 @@ class ImportBuilder(GraphConstruction):
 
     Examples
     --------
-    >>> builder = import_builder()
+    >>> builder = ImportBuilder()
     >>> x = builder.input("x", (1, 4))
     >>> y = builder.node("relu", [x], "y")
     >>> builder.graph("net", [y]).outputs
     ('y',)
     """
 
-    def __init__(self, infer: Infer) -> None:
-        super().__init__(infer)
+    def __init__(self) -> None:
+        load_families()
+        super().__init__(infer_node)
         self._reserved: set[str] = set()
         #: by base name: ``base_2``, ``base_3``, … up to this number are taken
         self._numbers: dict[str, int] = {}
@@ -208,6 +214,17 @@ class ImportBuilder(GraphConstruction):
         self.facts.update(zip(outputs, facts, strict=True))
         return outputs
 
+    def expand(
+        self, op: str, inputs: Sequence[str], attrs: Mapping[str, Value], is_list: bool = False
+    ) -> Graph:
+        """Returns the graph of a compound operator that these tensors are the operands of.
+
+        With ``is_list`` its first operand is the list of them.
+        """
+        facts = {f"x{i}": self.facts[name] for i, name in enumerate(inputs)}
+        operands = [TensorRef(name, fact.dtype) for name, fact in facts.items()]
+        return expand(op, [operands] if is_list else operands, attrs, facts)
+
     def splice(self, graph: Graph, inputs: Sequence[str], base: str) -> list[str]:
         """Copies the nodes and constants of ``graph`` and returns the new names of its outputs.
 
@@ -274,6 +291,27 @@ class ImportBuilder(GraphConstruction):
             labels=self.labels,
             sources=self.sources,
         )
+
+
+def expand(
+    op: str,
+    operands: Sequence[Value],
+    attrs: Mapping[str, Value],
+    facts: Mapping[str, Fact],
+    source: Source | None = None,
+) -> Graph:
+    """Returns the graph of one call of a known operator; see :func:`expand_call`."""
+    library = Library(is_registered, registered_declarations())
+    return expand_call(Evaluator(library, infer_node), op, operands, attrs, facts, source)
+
+
+def registered_declarations() -> dict[str, str]:
+    """Returns the NNEF signatures, by name, of the registered operators that NNEF lacks."""
+    return {
+        name: spec.signature
+        for name, spec in registered().items()
+        if name not in standard_signatures() and spec.signature
+    }
 
 
 def _from_flat(declared_type: Type, value: object) -> object:

@@ -1,37 +1,15 @@
-"""The interfaces between converters and the engine.
-
-Converters get the engine as an argument and need not import it.
-"""
+"""The interface between converters and ``cml.load``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
 from cml_engine.io.model_source import Bytes, ModelSource
-from cml_engine.ir.construction import Infer
-from cml_engine.ir.graph import Array, Fact, Graph, Node, Shapes
-from cml_engine.nnef.expansion.values import Value
+from cml_engine.ir.graph import Array, Graph, Shapes
 from cml_engine.nnef.files.weights import RandomWeights
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """The functions of the engine that converters call, so that they need not import it.
-
-    ``infer`` returns the facts of a node's outputs. ``expand`` returns the graph of one call, in
-    which a compound operator is expanded to operators of the engine. ``run`` computes a node's
-    results in NumPy. ``declarations`` are the signatures of the game's own operators as NNEF
-    fragments, by name.
-    """
-
-    infer: Infer
-    expand: Callable[[str, Sequence[Value], Mapping[str, Value], Mapping[str, Fact]], Graph]
-    run: Callable[[Node, Sequence[Array]], Sequence[Array]]
-    declarations: Mapping[str, str] = field(default_factory=dict)
-
 
 Model: TypeAlias = str | Path | Bytes | ModelSource
 #: makes the graph at given input shapes, by name; other inputs have the file's shapes
@@ -75,6 +53,6 @@ class Format:
 
     name: str
     suffix: str
-    open: Callable[[Model, Engine, ConverterOptions], GraphFactory]
+    open: Callable[[Model, ConverterOptions], GraphFactory]
     takes: frozenset[str] = frozenset()
     in_bytes: bool = False

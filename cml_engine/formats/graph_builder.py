@@ -14,11 +14,16 @@ from cml_engine.compiler.passes.cleanup import eliminate_dead_code
 from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.errors import CmlError, InputError, ModelError, Source
 from cml_engine.errors.arguments import check_rank, resolve_shapes
-from cml_engine.formats import expression, import_builder
-from cml_engine.formats.builder import rename_in_graph, rename_tensors
+from cml_engine.formats import expression
+from cml_engine.formats.builder import (
+    ImportBuilder,
+    expand,
+    registered_declarations,
+    rename_in_graph,
+    rename_tensors,
+)
 from cml_engine.formats.expression import TensorArithmetic
-from cml_engine.formats.loading import expand, registered_declarations
-from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph, Node, Origin, Shapes
+from cml_engine.ir.graph import DTYPE_OF_KIND, NUMPY_DTYPE, Array, Fact, Graph, Node, Origin, Shapes
 from cml_engine.nnef.expansion.compose import to_identifier
 from cml_engine.nnef.expansion.library import Library
 from cml_engine.nnef.expansion.signatures import (
@@ -101,7 +106,7 @@ class GraphBuilder(OperatorMethods):
 
     def __init__(self, name: str = "network") -> None:
         self.name = name
-        self._construction = import_builder()
+        self._construction = ImportBuilder()
         self._original = Graph(name, (), (), (), {})
         self._outputs: dict[str, str] = {}
 
@@ -121,12 +126,11 @@ class GraphBuilder(OperatorMethods):
         Floats become float32 and integers int32. Raises :class:`InputError` for other types of
         elements.
         """
-        dtype = {"f": "scalar", "i": "integer", "u": "integer", "b": "logical"}.get(
-            np.asarray(values).dtype.kind
-        )
+        array = np.asarray(values)
+        dtype = DTYPE_OF_KIND.get(array.dtype.kind)
         if dtype is None:
-            raise InputError(f"'{name}' is an array of {np.asarray(values).dtype}")
-        return Tensor(self, self._construction.variable(name, np.asarray(values), dtype))
+            raise InputError(f"'{name}' is an array of {array.dtype}")
+        return Tensor(self, self._construction.variable(name, array, dtype))
 
     def __getitem__(self, name: str) -> Tensor:
         """Returns the tensor of that name, or raises :class:`InputError` if there is none."""

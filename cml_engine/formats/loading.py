@@ -20,8 +20,8 @@ from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
 from cml_engine.compiler.integer.quant_params import read_quant_params
 from cml_engine.compiler.passes.infer import infer_facts, infer_node
 from cml_engine.compiler.plugins import load_entry_points
-from cml_engine.cpu.cpu_program import CpuProgram, run_node
-from cml_engine.errors import InputError, InternalError, Source, UnsupportedOp
+from cml_engine.cpu.cpu_program import CpuProgram
+from cml_engine.errors import InputError, InternalError, UnsupportedOp
 from cml_engine.errors.arguments import (
     ONLY_INPUT,
     SEED,
@@ -31,26 +31,24 @@ from cml_engine.errors.arguments import (
     shortened,
 )
 from cml_engine.formats import formats
+from cml_engine.formats.builder import expand, registered_declarations
 from cml_engine.formats.foreign import check_foreign
-from cml_engine.formats.format import ConverterOptions, Engine, Format, GraphFactory, Model
+from cml_engine.formats.format import ConverterOptions, Format, GraphFactory, Model
 from cml_engine.formats.sliders import attribute_sliders, with_sliders
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.load_limits import LoadLimits, load_budget
 from cml_engine.io.model_source import Bytes, ModelSource
 from cml_engine.io.output_folder import check_new_file
-from cml_engine.ir.graph import Array, Fact, Graph, Origin, Shapes, Slider
+from cml_engine.ir.graph import Array, Graph, Origin, Shapes, Slider
 from cml_engine.ir.single_value import distinct
 from cml_engine.nnef import NnefModel
-from cml_engine.nnef.expansion.evaluator import Evaluator, expand_call
 from cml_engine.nnef.expansion.fake_quantize import insert_fake_quantize
-from cml_engine.nnef.expansion.library import Library
-from cml_engine.nnef.expansion.values import Value
 from cml_engine.nnef.files.sources import is_archive
 from cml_engine.nnef.files.weights import RandomWeights
 from cml_engine.nnef.files.writer import save as save_nnef
 from cml_engine.nnef.text.parser import parse_fragments
 from cml_engine.nnef.text.printer import print_fragment
-from cml_engine.ops.declaration.registry import is_registered, load_families, registered
+from cml_engine.ops.declaration.registry import is_registered, load_families
 
 #: the tensors that a warning names
 _NAMED = 3
@@ -208,12 +206,11 @@ def _open_model(model: Model, options: ConverterOptions) -> GraphFactory:
             f"{_shown(model)}: {' and '.join(unsupported)} cannot be given for {format.name}: "
             "leave that out"
         )
-    engine = Engine(infer_node, expand, run_node, registered_declarations())
-    return format.open(model, engine, options)
+    return format.open(model, options)
 
 
-def _open_nnef(model: Model, engine: Engine, options: ConverterOptions) -> GraphFactory:
-    declarations = {**_library(options.fragments), **engine.declarations}
+def _open_nnef(model: Model, options: ConverterOptions) -> GraphFactory:
+    declarations = {**_library(options.fragments), **registered_declarations()}
     weights = None if options.weights is None else nnef.Weights(options.weights)
     random = options.random_weights
     nnef_model = NnefModel(
@@ -417,31 +414,6 @@ def save_checked(graph: Graph, path: str | Path, *, overwrite: bool = False) -> 
     return reloaded
 
 
-def expand(
-    op: str,
-    operands: Sequence[Value],
-    attrs: Mapping[str, Value],
-    facts: Mapping[str, Fact],
-    source: Source | None = None,
-) -> Graph:
-    """Returns the graph of one call of a known operator; see :func:`expand_call`."""
-    library = Library(is_registered, registered_declarations())
-    return expand_call(Evaluator(library, infer_node), op, operands, attrs, facts, source)
-
-
-def registered_declarations() -> dict[str, str]:
-    """Returns the NNEF signatures, by name, of the registered operators that NNEF lacks."""
-    return {
-        name: spec.signature
-        for name, spec in registered().items()
-        if _is_new(name) and spec.signature
-    }
-
-
-def _is_new(name: str) -> bool:
-    return name not in nnef.standard_signatures()
-
-
 def _library(files: Sequence[str | Path]) -> dict[str, str]:
     """Reads files of NNEF fragments and returns the text of each fragment by its name."""
     texts: dict[str, str] = {}
@@ -452,7 +424,7 @@ def _library(files: Sequence[str | Path]) -> dict[str, str]:
             reason = getattr(error, "strerror", None) or error
             raise InputError(f"'{file}': cannot read the fragments: {reason}") from None
         for fragment in parse_fragments(text, str(file)):
-            if not _is_new(fragment.name):
+            if fragment.name in nnef.standard_signatures():
                 raise InputError(f"'{file}': '{fragment.name}' is NNEF's own: rename the fragment")
             if fragment.name in texts:
                 raise InputError(f"'{file}': fragment '{fragment.name}' is there twice")

@@ -24,7 +24,7 @@ from math import sqrt
 import numpy as np
 
 from cml_engine import Graph
-from cml_engine.formats import import_builder
+from cml_engine.formats import ImportBuilder
 from examples.stylegan2.parameters import Array, Config
 
 _GAIN = sqrt(2)
@@ -43,7 +43,7 @@ def build(config: Config, parameters: Mapping[str, Array]) -> Graph:
 class _Network:
     def __init__(self, config: Config, parameters: Mapping[str, Array]) -> None:
         self.config, self.parameters = config, parameters
-        self.make = import_builder()
+        self.make = ImportBuilder()
         self.filters: dict[int, str] = {}
 
     def graph(self) -> Graph:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from cml_engine.formats.format import ConverterOptions, Engine, Format, GraphFactory, Model
+from cml_engine.formats.format import ConverterOptions, Format, GraphFactory, Model
 
 
-def _open(model: Model, engine: Engine, options: ConverterOptions) -> GraphFactory:
+def _open(model: Model, options: ConverterOptions) -> GraphFactory:
     from cml_engine.formats.ncnn.ncnn_model import NcnnModel
 
-    return NcnnModel(model, engine, options.outputs).graph
+    return NcnnModel(model, options.outputs).graph
 
 
 FORMAT = Format("ncnn", ".param", _open, frozenset({"outputs"}))

@@ -14,11 +14,9 @@ from typing import Any, TypeAlias
 
 from cml_engine.formats.builder import ImportBuilder
 from cml_engine.formats.expression import TensorExpression
-from cml_engine.formats.format import Engine
 from cml_engine.formats.ncnn.expressions import FormulaError, evaluate_sizes
 from cml_engine.formats.ncnn.files import FORMULA, LayerLine, WeightReader
 from cml_engine.ir.graph import Array
-from cml_engine.nnef.expansion.values import TensorRef
 
 #: ``convert(layer, *inputs)`` returns the tensor of the layer's output, or a list of tensors.
 Convert: TypeAlias = "Callable[..., NcnnTensor | list[NcnnTensor]]"
@@ -41,7 +39,6 @@ class NcnnLayer(LayerLine):
 
     builder: ImportBuilder
     weights: WeightReader
-    engine: Engine
 
     def op(self, op: str, *operands: NcnnTensor | float, **attrs: object) -> NcnnTensor:
         """Adds an operator with one result and returns the result.
@@ -69,9 +66,7 @@ class NcnnLayer(LayerLine):
         With ``is_list`` its first operand is the list of all ``operands``.
         """
         names = [x.name for x in operands]
-        facts = {f"x{i}": self.builder.facts[name] for i, name in enumerate(names)}
-        references = [TensorRef(name, fact.dtype) for name, fact in facts.items()]
-        graph = self.engine.expand(op, [references] if is_list else references, attrs, facts)
+        graph = self.builder.expand(op, names, attrs, is_list)
         return NcnnTensor(self.builder.splice(graph, names, f"{self.outputs[0]}_{op}")[0], self)
 
     def sizes(self, key: int, *inputs: NcnnTensor) -> list[int]:

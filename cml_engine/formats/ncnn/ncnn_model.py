@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 from cml_engine.compiler.passes.cleanup import eliminate_dead_code
 from cml_engine.errors import InputError, ModelError, OpenShape, UnsupportedOp
 from cml_engine.errors.arguments import check_known_names, resolve_shapes
-from cml_engine.formats.builder import ImportBuilder
-from cml_engine.formats.format import Engine, Model
+from cml_engine.formats.builder import ImportBuilder, registered_declarations
+from cml_engine.formats.format import Model
 from cml_engine.formats.ncnn.conversion import (
     EXPRESSION,
     FORMULAS,
@@ -55,11 +55,11 @@ class NcnnModel:
     blobs that no layer reads.
     """
 
-    def __init__(self, model: Model, engine: Engine, outputs: Sequence[str] = ()) -> None:
+    def __init__(self, model: Model, outputs: Sequence[str] = ()) -> None:
         if isinstance(model, Bytes):
             raise InputError("a network of ncnn's is two files: give the .param's path or a source")
         source = file_source(Path(model)) if isinstance(model, str | Path) else model
-        self._source, self._engine, self._outputs = source, engine, outputs
+        self._source, self._outputs = source, outputs
         self._file, layers = shown(source, source.graph), _needed_layers(read_param(source))
         steps = _dependencies(layers)
         read_blobs = {name for layer in layers for name in layer.inputs}
@@ -83,7 +83,7 @@ class NcnnModel:
             if layer_type is not None:
                 with self._advised([number]):
                     _check_layer(layer, layer_type)
-            elif _own_operator(layer.type) not in self._engine.declarations:
+            elif _own_operator(layer.type) not in registered_declarations():
                 unknown.setdefault(layer.type, []).append(layer)
                 failing.append(number)
         if unknown:
@@ -103,7 +103,7 @@ class NcnnModel:
         path = PurePosixPath(self._source.graph)
         input_shapes = _input_shapes(self._layers, shapes, self._file)
         weights = WeightReader(self._source, str(path.with_suffix(".bin")))
-        conversion = _Conversion(self._engine, weights, input_shapes)
+        conversion = _Conversion(weights, input_shapes)
         computed = {name for layer in self._layers for name in layer.outputs}
         for blob in input_shapes:
             if blob not in computed:
@@ -164,11 +164,9 @@ def _converted(
 class _Conversion:
     """The state of one conversion: the graph under construction and the tensor of each blob."""
 
-    def __init__(
-        self, engine: Engine, weights: WeightReader, shapes: Mapping[str, tuple[int, ...]]
-    ) -> None:
-        self._builder = ImportBuilder(engine.infer)
-        self._engine, self._weights, self._shapes = engine, weights, shapes
+    def __init__(self, weights: WeightReader, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._builder = ImportBuilder()
+        self._weights, self._shapes = weights, shapes
         self._blobs: dict[str, str] = {}
         self._read: set[str] = set()
         #: the blobs of inputs and of stored tensors
@@ -197,7 +195,7 @@ class _Conversion:
         Tensors that the layer computes are renamed to their blobs.
         """
         builder, blobs = self._builder, self._blobs
-        layer = NcnnLayer(**vars(line), builder=builder, weights=self._weights, engine=self._engine)
+        layer = NcnnLayer(**vars(line), builder=builder, weights=self._weights)
         builder.source = layer.source
         for name in layer.inputs:
             if name not in blobs:
@@ -231,7 +229,7 @@ class _Conversion:
         Parameter ``k`` is the operator's attribute number ``k``, counted from 0.
         """
         op = _own_operator(layer.type)
-        declaration = self._engine.declarations[op]
+        declaration = registered_declarations()[op]
         attrs = declared_signature(declaration, f"<declaration of {op}>").attrs
         values: dict[str, Parameter] = {}
         for key, value in layer.params.items():

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from cml_engine.formats.format import ConverterOptions, Engine, Format, GraphFactory, Model
+from cml_engine.formats.format import ConverterOptions, Format, GraphFactory, Model
 
 
-def _open(model: Model, engine: Engine, options: ConverterOptions) -> GraphFactory:
+def _open(model: Model, options: ConverterOptions) -> GraphFactory:
     from cml_engine.formats.onnx.onnx_model import OnnxModel
 
     return OnnxModel(
         model,
-        engine,
         options.constants,
         options.random_weights,
         options.placeholders,

@@ -17,7 +17,6 @@ import numpy as np
 
 from cml_engine.errors import CmlError, ModelError, ShapeError, Source, UnsupportedOp
 from cml_engine.errors.arguments import check_known_names
-from cml_engine.formats.format import Engine
 from cml_engine.formats.onnx import counted_rules, operators  # noqa: F401  # registers them
 from cml_engine.formats.onnx.counted_statements import check_statement
 from cml_engine.formats.onnx.inputs import bind_inputs, input_dtype
@@ -92,7 +91,6 @@ class Importer:
     def __init__(
         self,
         model: OnnxModelFile,
-        engine: Engine,
         inputs: Sequence[str] = (),
         placeholders: bool = False,
         reading: QdqReader | None = None,
@@ -102,7 +100,7 @@ class Importer:
         self._bits = bits or {}
         self._with_placeholders = placeholders
         self._placeholders = Placeholders((), {})
-        self.emit = Emitter(engine, is_integer=reading is not None)
+        self.emit = Emitter(is_integer=reading is not None)
         self._needed_cache: dict[tuple[int, tuple[str, ...]], _NeededNodes] = {}
         self._initializers: dict[int, Value] = {}
         self.report = ImportReport()

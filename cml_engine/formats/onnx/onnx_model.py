@@ -10,7 +10,6 @@ import numpy as np
 from cml_engine.compiler.integer.digest import WHY
 from cml_engine.errors import ModelError, depth_checked
 from cml_engine.errors.arguments import check_known_names
-from cml_engine.formats.format import Engine
 from cml_engine.formats.onnx.importer import Importer, choose_outputs
 from cml_engine.formats.onnx.integer_graph import build_integer_graph
 from cml_engine.formats.onnx.model import read_model
@@ -31,7 +30,6 @@ class OnnxModel:
     Parameters
     ----------
     model : a file, the bytes of one, or a source of such a file and of the data beside it.
-    engine : the functions of the engine that the importer calls.
     constants : values of inputs that are the same in every run; they become constants of the graph.
     random : makes the values of external data that is missing.
     placeholders : whether unknown operators become declarations instead of an error.
@@ -43,7 +41,6 @@ class OnnxModel:
     def __init__(
         self,
         model: str | Path | Bytes | ModelSource,
-        engine: Engine,
         constants: Mapping[str, Array],
         random: RandomWeights | None = None,
         placeholders: bool = False,
@@ -59,7 +56,6 @@ class OnnxModel:
         head = bytes(data[:HEAD_BYTES])
         if kind := foreign_file(head) or foreign_text(head):
             raise ModelError(f"'{self._file}' is no ONNX model, but {kind}")
-        self._engine = engine
         self._constants = {name: np.array(value) for name, value in constants.items()}
         with depth_checked(self._file, "export it again"):
             external = ExternalData(source, random)
@@ -89,7 +85,7 @@ class OnnxModel:
         notes: tuple[str, ...] = ()
         if is_quantized(self._model) and not self._placeholders:
             reading = QdqReader()
-            importer = Importer(self._model, self._engine, self._inputs, reading=reading)
+            importer = Importer(self._model, self._inputs, reading=reading)
             try:
                 graph = importer.graph(shapes, self._constants, self._name)
                 return build_integer_graph(graph, reading.stored)
@@ -103,9 +99,7 @@ class OnnxModel:
         bits: dict[str, int] = {}
         first_error: TooWide | None = None
         while True:
-            importer = Importer(
-                self._model, self._engine, self._inputs, self._placeholders, bits=bits
-            )
+            importer = Importer(self._model, self._inputs, self._placeholders, bits=bits)
             try:
                 return importer.graph(shapes, self._constants, self._name)
             except TooWide as error:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cml_engine.compiler.passes.cleanup import eliminate_dead_code
+from cml_engine.cpu.cpu_program import run_node
 from cml_engine.errors import (
     ModelError,
     NeedsConstant,
@@ -26,9 +27,8 @@ from cml_engine.errors import (
     TensorFileError,
     UnsupportedOp,
 )
-from cml_engine.formats.builder import ImportBuilder
+from cml_engine.formats.builder import ImportBuilder, registered_declarations
 from cml_engine.formats.expression import TensorExpression
-from cml_engine.formats.format import Engine
 from cml_engine.formats.onnx.ranges import (
     INT32,
     INT64,
@@ -42,6 +42,7 @@ from cml_engine.formats.onnx.ranges import (
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.block_weights import weight_blocks
 from cml_engine.ir.graph import (
+    DTYPE_OF_KIND,
     NUMPY_DTYPE,
     Array,
     AttrValue,
@@ -52,10 +53,8 @@ from cml_engine.ir.graph import (
     can_be_shape,
 )
 from cml_engine.ir.single_value import converted, distinct, filled
-from cml_engine.nnef.expansion.values import TensorRef
 from cml_engine.ops.declaration.registry import formula_of
 
-_KINDS = {"f": "scalar", "i": "integer", "u": "integer", "b": "logical"}
 _DTYPES: dict[str, DType] = {
     "scalar": np.dtype("f4"),
     "integer": np.dtype("i8"),
@@ -328,7 +327,7 @@ _OF_NUMBERS = frozenset("abs add div eq ge gt le lt max min mul ne neg sign sub"
 
 
 def kind_of(dtype: DType) -> str:
-    return _KINDS[dtype.kind]
+    return DTYPE_OF_KIND[dtype.kind]
 
 
 def has_nothing(values: Sequence[Value | None]) -> bool:
@@ -604,9 +603,9 @@ class Emitter:
     (``is_integer``) has no NaN.
     """
 
-    def __init__(self, engine: Engine, is_integer: bool) -> None:
-        self._engine, self.is_integer = engine, is_integer
-        self.builder = ImportBuilder(engine.infer)
+    def __init__(self, is_integer: bool) -> None:
+        self.is_integer = is_integer
+        self.builder = ImportBuilder()
         self.intervals = Intervals(self.builder)
         self.base = "t"
         self._names: dict[str, str] = {}
@@ -738,7 +737,7 @@ class Emitter:
 
         Raises an error if the node's inputs, outputs or attributes do not fit the declaration.
         """
-        self.declarations[op] = self._engine.declarations[op]
+        self.declarations[op] = registered_declarations()[op]
         names = [self.tensor(value) for value in inputs]
         output_names = [f"{self.base}_{op}"] * n_results
         return self._values(
@@ -765,15 +764,13 @@ class Emitter:
 
     def has(self, op: str) -> bool:
         """Returns True if the game declares an operator of that name."""
-        return op in self._engine.declarations
+        return op in registered_declarations()
 
     def fragment(
         self, op: str, inputs: Sequence[Value], many: bool, attrs: Mapping[str, object]
     ) -> Value:
         names, mark = [self.tensor(value) for value in inputs], self.mark()
-        facts = {f"x{i}": self.builder.facts[name] for i, name in enumerate(names)}
-        operands = [TensorRef(name, fact.dtype) for name, fact in facts.items()]
-        graph = self._engine.expand(op, [operands] if many else operands, attrs, facts)
+        graph = self.builder.expand(op, names, attrs, many)
         if any(value.counts for value in inputs):
             return self._replayed(graph, inputs)
         return self._results(self.builder.splice(graph, names, self.base), inputs, mark)[0]
@@ -817,7 +814,7 @@ class Emitter:
         for node in nodes:
             size = sum(self.builder.facts.pop(name).size for name in node.outputs)
             current_budget().check_bytes(4 * size, "its result", self.source)
-            results = self._engine.run(node, [arrays[name] for name in node.inputs])
+            results = run_node(node, [arrays[name] for name in node.inputs])
             arrays.update(zip(node.outputs, results, strict=True))
         return [Value.known(arrays[v.tensor or ""].astype(v.dtype)) for v in values]
 

@@ -19,7 +19,7 @@ from cml_engine.compiler.plan import Binding, Plan, Step
 from cml_engine.compiler.planning.decisions import Decision, computed_operators
 from cml_engine.compiler.tuning_tables import Record
 from cml_engine.errors import CmlError
-from cml_engine.formats.loading import registered_declarations
+from cml_engine.formats.builder import registered_declarations
 from cml_engine.io.output_folder import OutputFolder
 from cml_engine.ir.graph import Graph, Node
 from cml_engine.ir.memory import mib

@@ -7,7 +7,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.demo_game.chain import MODELS
-from cml_engine.formats.loading import registered_declarations
+from cml_engine.formats.builder import registered_declarations
 from cml_engine.nnef.expansion.signatures import operator_signatures
 from cml_engine.nnef.files.writer import to_text
 from cml_engine.runtime.session import random_inputs
