@@ -48,7 +48,10 @@ NONE = "none"
 #: more than four processes of tests take more memory than they save time
 PARALLEL = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "worksteal")
 #: the tests that 'unlike' runs
-UNLIKE = ("tests/scheduler", "tests/gpu/frames", "tests/gpu/demo")
+UNLIKE = (
+    "tests/scheduler", "tests/gpu/frames", "tests/demo", "tests/panel", "tests/tuning",
+    "tests/live/test_retaining_jobs.py", "--ignore=tests/demo/test_window.py",
+)  # fmt: skip
 #: folders of the tree that links in cml_engine/ make parts of it
 LINKED = ("scheduler", "shaders_hlsl", "demo_game")
 #: the region of 'bake': the coast where the demo's flight begins

@@ -1,7 +1,8 @@
-"""Rules for the whole suite: folders declare what a test needs, and tests without it are skipped.
+"""Rules for the whole suite: tests declare what they need, and are skipped without it.
 
-A test under ``tests/gpu`` needs a GPU adapter, one under ``tests/oracles`` another implementation.
-If the requirement is missing, the test still appears, skipped and counted, with the reason.
+A test needs a GPU adapter if it is marked ``gpu``, takes the ``gpu`` fixture or lies under
+``tests/gpu``; a test under ``tests/oracles`` needs another implementation. If the requirement is
+missing, the test still appears, skipped and counted, with the reason.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -98,6 +100,38 @@ def gpu() -> Gpu:
 def backend(request: pytest.FixtureRequest) -> Gpu | str:
     """The backends on which a test runs, one after the other: "cpu", and the suite's device."""
     return request.getfixturevalue("gpu") if request.param == "gpu" else "cpu"
+
+
+@pytest.fixture
+def image(rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """A random input of ``conv_net``."""
+    return rng.standard_normal((1, 8, 24, 24), np.float32)
+
+
+@pytest.fixture
+def host(gpu: Gpu) -> Any:
+    """A frame loop on the suite's device."""
+    from tests.fixtures.frames.host import Host  # needs wgpu, which may be missing here
+
+    return Host(gpu, budget_ms=5.0)
+
+
+@pytest.fixture
+def set_limits(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A function that changes limits of the suite's device for one test."""
+
+    def change(**limits: Any) -> None:
+        monkeypatch.setattr(gpu, "limits", replace(gpu.limits, **limits))
+
+    return change
+
+
+@pytest.fixture
+def timed_gpu(gpu: Gpu) -> Gpu:
+    """The suite's device; skips the test if it has no timestamps."""
+    if not gpu.has_timestamps:
+        pytest.skip("no timestamp queries")
+    return gpu
 
 
 def seed_of(node_id: str) -> int:
@@ -261,9 +295,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_pycollect_makemodule(
     module_path: Path, parent: pytest.Collector
 ) -> pytest.Module | None:
-    """Returns a :class:`_SkippedFile` for a file under tests/gpu if wgpu is not installed, else
+    """Returns a :class:`_SkippedFile` for a file of GPU tests if wgpu is not installed, else
     None."""
-    if _folder(module_path) == "gpu" and importlib.util.find_spec("wgpu") is None:
+    if importlib.util.find_spec("wgpu") is None and _needs_gpu(module_path):
         return _SkippedFile.from_parent(parent, path=module_path)
     return None
 
@@ -306,7 +340,8 @@ def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport, sched: Any
     llvmpipe of Mesa 22.3 crashed in a thread of its own in two of nine whole runs, in different
     tests of textures. The summary names the test; a second crash is a failure.
     """
-    if crashitem.startswith("tests/gpu/") and crashitem not in _crashed:
+    file = TESTS.parent / crashitem.partition("::")[0]
+    if _needs_gpu(file) and crashitem not in _crashed:
         _crashed.add(crashitem)
         report.outcome = cast(Any, "crashed")
         sched.mark_test_pending(crashitem)
@@ -332,6 +367,15 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     said = report.longrepr
     text = str(said[2]) if isinstance(said, tuple | list) else str(said)
     return text.removeprefix("Skipped: ").splitlines()[0]
+
+
+def _needs_gpu(file: Path) -> bool:
+    """Returns True if all tests of a file need an adapter, by their folder or their mark."""
+    text = file.read_text(encoding="utf-8")
+    return (
+        _folder(file) == "gpu"
+        or re.search(r"^pytestmark = .*\bmark\.gpu\b", text, re.M) is not None
+    )
 
 
 def _folder(path: Path) -> str:

@@ -29,7 +29,7 @@ from tests.fixtures.cooked import (
 )
 from tests.fixtures.graphs import Net
 from tests.fixtures.hostile_wgsl import kernel
-from tests.gpu.integer.test_bits import net_of
+from tests.integer.test_bits import net_of
 from tests.players.deno import ROOT, WEB, is_right, need_core, play_golden, run_deno
 from tests.proofs.cooked_networks import NETWORKS, check_in_web
 
