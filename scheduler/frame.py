@@ -6,16 +6,17 @@ The life of a job, with the calls of the executor that move it:
    until it is ready.
 2. :func:`collect_state`: the job is a candidate once its inputs exist and its network is free.
 3. :func:`plan_and_start`: the planner gives it slices. ``reserve`` takes memory, ``begin_job``
-   encodes the uploads of its inputs. The job runs, and its run is the receipt by which a lost frame
-   is noticed later (``harm``).
+   encodes the uploads of its inputs and returns the job's run.
 4. :func:`advance_jobs`: each slice moves ``step`` and ``group``.
 5. :func:`encode_slices`: ``encode`` records the slices. A step on the CPU begins with a readback
    (``begin_cpu_step``) and ends in a later frame (``end_cpu_step``). After the last step
-   ``finish_job`` copies the outputs, and the job is done.
+   ``finish_job`` copies the outputs into a result, and the job is done. ``end_job`` frees the
+   network for the next job, also if the job fails or is cancelled.
 6. The frame ends: ``end_frame`` makes all this final. If the host does not submit it,
    ``abandon_frame`` undoes it, and ``resume_job`` continues the jobs that had ended in it.
-7. ``end_job`` frees the network for the next job, also if the job fails or is cancelled;
-   ``release`` frees the outputs when the host has released them.
+7. The frame's receipt arrives, a number that only a submit delivers. Without it the frame was lost:
+   ``take_losses`` says so, and the jobs whose run has a ``harm`` fail.
+8. ``Result.release`` frees the outputs when the host has released them and no job needs them.
 
 Errors fail the jobs that they belong to; they do not leave the frame.
 """
