@@ -1,4 +1,4 @@
-"""Writes a scheduler recording as lines for ``players/c/tools/replay.c``, and reads its decisions.
+"""Writes a scheduler recording as lines for ``replay.c``, and reads its decisions.
 
 A line is the name of an event and numbers. Texts, which are only compared, are numbered from 1.
 """

@@ -46,8 +46,8 @@ def replay_in_page(tmp_path_factory):
     """The command that replays in WebAssembly."""
     if find_deno() is None or not find_compiler():
         pytest.skip("deno or ziglang is not installed (the extra `players`)")
-    player, here = ROOT / "players/c", ROOT / "tests/players/web"
-    sources = [player / "tools/replay.c", here / "replay.c", *sorted(player.glob("src/*.c"))]
+    player, here = ROOT / "players/c/src", ROOT / "tests/players/web"
+    sources = [here.parent / "replay.c", here / "replay.c", *sorted(player.glob("*.c"))]
     module = tmp_path_factory.mktemp("replay") / "replay.wasm"
     module.write_bytes(compile_wasm(sources, "-mexec-model=command"))
     return deno_command("run", "-A", "--no-check", here / "replay.js", module)["args"]
