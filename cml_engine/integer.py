@@ -1,4 +1,4 @@
-"""Networks in whole numbers, which give the same bits on every machine."""
+"""Networks in whole numbers, whose results are bit-identical on every machine."""
 
 from cml_engine.compiler.integer.digest import RULE_VERSION, model_digest, run_digest
 from cml_engine.compiler.integer.quantizer.quantize import quantize

@@ -1,4 +1,4 @@
-"""Accounts for the time of a frame: the activities of the thread that draws, and what held them up.
+"""Accounts for a frame's time: the drawing thread's activities, and what delayed them.
 
 Each moment between :meth:`FrameAccount.begin` and :meth:`FrameAccount.end` belongs to one activity.
 Where the system says how long threads waited for a core (Linux: ``schedstat``), that time is taken

@@ -101,7 +101,7 @@ class MachineFit:
 
     @property
     def is_done(self) -> bool:
-        """True once all is chosen."""
+        """True once the picture's effort and the number of tiles are chosen."""
         return self.picture_ms is not None and (self.keeps_tiles or self.tile_ms is not None)
 
     def describe(self) -> str:

@@ -406,7 +406,7 @@ class Game:
             self._take_over(fit)
 
     def _take_over(self, fit: MachineFit) -> None:
-        """Uses what was chosen for the machine so far, and reports it once all is chosen."""
+        """Uses the settings chosen for the machine so far, and reports them once all are chosen."""
         if fit.picture_ms is not None:
             chosen = fit.quality
             self.quality = replace(

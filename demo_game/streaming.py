@@ -166,7 +166,7 @@ class Streaming:
         return f"{len(self.shown)} tiles there, {len(self.making)} being made"
 
     def describe(self) -> str:
-        """Returns the summary and a line per unfinished tile that says what it waits for."""
+        """Returns the summary, and for each unfinished tile a line with the reason why it waits."""
         lines = [f"tile {tile}: {_waits_for(tile_jobs)}" for tile, tile_jobs in self.making.items()]
         return "\n".join([self.summary, *lines])
 

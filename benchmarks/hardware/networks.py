@@ -72,7 +72,7 @@ class NetworkEstimate:
 
     @property
     def product_peak(self) -> float:
-        """The share of the card's peak that the steps with products reach, without launches."""
+        """The share of the card's peak that steps with products reach, without launch time."""
         steps = self.with_products
         flops = 2 * sum(s.work.products for s in steps)
         seconds = sum(max(s.estimate.bounds.values()) for s in steps)

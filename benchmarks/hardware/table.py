@@ -30,7 +30,7 @@ _CHANNELS = 64
 
 
 def write_table() -> str:
-    """Writes ``hardware.json``; returns a line that says what is in it."""
+    """Writes ``hardware.json``; returns a summary of its contents in one line."""
     card = CARDS[_CARD]
     radv = Radv(card.family)
     kernels: dict[str, Any] = {}

@@ -110,13 +110,13 @@ def load_file(path: str | Path) -> tuple[str, ...]:
 
 
 def loaded_files(files: Iterable[str | Path]) -> Mapping[Path, FileRegistration]:
-    """Returns the registrations of those of the files that :func:`load_file` has loaded."""
+    """Returns the registrations of the files that :func:`load_file` has loaded."""
     paths = (Path(file).resolve() for file in files)
     return {path: _loaded[path] for path in paths if path in _loaded}
 
 
 def restore(registrations: Mapping[Path, FileRegistration]) -> None:
-    """Makes the registrations of files what they were when :func:`loaded_files` returned them."""
+    """Restores the registrations of files that :func:`loaded_files` returned."""
     for file, registration in registrations.items():
         if _loaded.get(file) is not registration:
             _loaded[file].take_back()

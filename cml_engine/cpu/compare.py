@@ -130,8 +130,7 @@ def propagated_error(node: Node, arrays: Sequence[Array]) -> Array:
 
 
 def cancellation_error(node: Node, arrays: Sequence[Array]) -> Array:
-    """Returns, for each value of a sum whose terms may cancel, the rounding errors of the terms,
-    which remain.
+    """Returns the rounding error of each value of a sum whose terms may cancel: that of the terms.
 
     They are the relative tolerance times the sum of the terms' magnitudes.
     """

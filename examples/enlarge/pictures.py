@@ -243,7 +243,7 @@ def renderings(folder: Path, held_out: bool) -> Iterator[Image.Image]:
 
 
 def photos() -> Iterator[Image.Image]:
-    """Yields the held-out photos as RGB pictures; downloads those that are missing."""
+    """Yields the photos of the test set as RGB pictures; downloads missing ones."""
     photo_assets = [
         assets.Asset(assets.PICTURES, f"skimage/data/{n}", h) for n, h in _PHOTOS.items()
     ]

@@ -199,7 +199,7 @@ class _Curve:
 
     @property
     def samples(self) -> int:
-        """The number of times at all sizes."""
+        """The number of measured times, of slices of any size."""
         return sum(size.samples for size in self.sizes.values())
 
     def predict(self, count: int, launch_ms: float) -> float:
@@ -243,7 +243,7 @@ class _Curve:
         size.learn(log_count, math.log(ms))
 
     def is_settled(self, count: int) -> bool:
-        """Returns True if about so many workgroups were timed often enough."""
+        """Returns True if slices of about ``count`` workgroups were timed often enough."""
         near = bucket(count)
         return any(
             abs(number - near) <= _NEAR and size.samples >= SETTLED

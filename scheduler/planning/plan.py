@@ -45,7 +45,7 @@ class FrameState:
     ``budget_ms`` is what is allowed and ``aim_ms`` what is planned for; ``rate`` is GPU
     milliseconds per millisecond of wall time. ``granule``: the number of workgroups that run at
     once; slices are multiples of it. ``most_unsettled``: the most slices whose costs are not
-    settled, because so many can be timed one by one. ``gpu_behind``: too many frames wait for the
+    settled, which is how many can be timed one by one. ``gpu_behind``: too many frames wait for the
     GPU. ``otherwise`` is the reason to report if the jobs end before the budget. A planner
     changes nothing of it.
     """
@@ -79,7 +79,7 @@ class PlannedSlice:
     """Workgroups ``[first, first + count)`` of a step of a job, and their predicted time.
 
     ``step`` is an index of :attr:`Job.costs`, and ``samples`` the number of measurements of about
-    so many of its workgroups. ``settled`` is True if they were timed often enough.
+    ``count`` of its workgroups. ``settled`` is True if they were timed often enough.
     """
 
     job: Job

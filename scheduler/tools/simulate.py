@@ -253,7 +253,7 @@ class SimGpu:
         return None
 
     def _do_nothing(self, *args: object, **named: object) -> None:
-        """Stands for what a simulated device has no need of."""
+        """Does nothing: a stand-in for calls that a simulated device does not need."""
 
     submit = check_encoder = check = release_input = end_job = resume_job = _do_nothing
     begin_cpu_step = _do_nothing

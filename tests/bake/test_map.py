@@ -132,7 +132,7 @@ def test_names_of_inputs_are_any_text(mapped, tmp_path, rng):
 
 
 def test_a_complete_store_needs_no_cluster(mapped, net, tmp_path, rng, monkeypatch):
-    """Neither workers nor a GPU start where nothing is left to do; damage is still found."""
+    """A map into a complete store starts no workers and no GPU, and still finds damaged chunks."""
     images(tmp_path / "in", 9, rng)
     first = mapped(batch=1, per_task=2)
     more = {"backend": "cpu"}
@@ -242,7 +242,7 @@ def test_pictures_and_several_inputs_and_zarr_chunks(mapped, net, tmp_path, rng)
 
 
 def test_an_output_with_a_counted_axis_has_its_largest_extent(mapped, tmp_path):
-    """What lies behind the elements is 0, and another array has their number."""
+    """Zeros follow the elements of each row, and another array has the number of elements."""
     for name, x in (("a", [0, 2, 0, 5]), ("b", [0, 0, 0, 0])):
         np.savez(tmp_path / f"{name}.npz", x=np.float32([x]))
     mapped(write_model(tmp_path / "places.nnef", PLACES), "*.npz", "n.zarr")

@@ -57,7 +57,7 @@ def test_a_terminal_shows_the_progress_of_a_compilation(run_abc, monkeypatch, gp
 
 
 def test_a_command_says_what_it_does_when_it_takes_long(run_abc, monkeypatch):
-    """Each stage that lasts is printed once; the load waits until its own has been printed."""
+    """A command prints the name of each stage that takes long, once."""
     shown = io.StringIO()
     monkeypatch.setattr(sys, "stderr", shown)
     monkeypatch.setattr(terminal_module, "_SILENT_S", 0.01)

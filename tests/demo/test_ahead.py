@@ -92,7 +92,7 @@ def test_the_way_is_that_of_a_moving_camera():
 
 
 def test_tiles_ahead_are_those_that_are_needed_later():
-    """Every tile that is needed at the end of the way is there, wanted now, or listed ahead."""
+    """Every tile that the end of the way needs is present, requested, or listed ahead."""
     pose, later = FLIGHT.pose(20.0), FLIGHT.pose(24.0)
     ready = set(select(pose.position, SEED, DETAIL, lambda tile: True).draw)
     ready |= {parent for tile in ready for parent in ancestors(tile)}

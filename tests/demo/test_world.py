@@ -149,8 +149,7 @@ def test_noise_equals_exact_integers_and_fits_in_32_bits(level):
 
 
 def test_the_steepest_corners_fit_into_32_bits(monkeypatch):
-    """The reference, which checks every sum, accepts extreme gradients that no hash gives
-    together."""
+    """The reference, which checks every sum, accepts the most extreme gradients side by side."""
     for h in (0, 1023, 1023 << 10, (1 << 20) - 1):
         turned = iter(range(1 << 30))
         monkeypatch.setattr(

@@ -43,7 +43,7 @@ def run_selftest(run_cml, tmp_path, own_operators):
 
 
 def test_the_parts_pass_and_the_file_names_device_and_versions(run_selftest, gpu, monkeypatch):
-    """The other parts are tested below, as far as tests of their own do not repeat them."""
+    """The parts that no other test of this file covers pass, and the report names them."""
     digest = networks.integer_digests()["population"]
     monkeypatch.setattr(networks, "integer_digests", lambda: {"population": digest})
     parts = ("digests", "textures", "readbacks", "loss", "tuning")
@@ -69,7 +69,7 @@ def test_a_wrong_kernel_is_named(planted, run_selftest, tmp_path):
 
 
 def test_a_wrong_slice_is_found_in_kernels_and_in_frames(run_selftest, monkeypatch):
-    """A device that runs every range of workgroups one too late."""
+    """The self-test finds a device that runs every range of workgroups one workgroup too late."""
     take_slot = Uniforms.take_slot
     monkeypatch.setattr(
         Uniforms, "take_slot", lambda self, first, end: take_slot(self, first + 1, end + 1)

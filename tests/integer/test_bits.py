@@ -90,7 +90,7 @@ def test_products_of_bytes_at_their_extremes(signed, gpu):
 @pytest.mark.parametrize("signed", [True, False])
 @pytest.mark.parametrize("stride", [[1, 1], [2, 1], [3, 2]])
 def test_products_of_bytes_where_a_result_reads_some_taps(op, signed, stride, gpu):
-    """A deconv with strides reads some taps only; the correction of unsigned bytes has them all."""
+    """A strided deconv of unsigned inputs has no kernel of bytes: its correction sums all taps."""
     rng = np.random.default_rng(signed)
     net = IntegerNet()
     x = net.input("x", (1, 6, 5, 7), STEP, signed=signed)

@@ -116,7 +116,7 @@ def test_jobs_have_retained_tensors_of_their_own_run(gpu, host):
 
 
 def test_kept_values_arrive_in_frames_without_a_wait(gpu):
-    """A callback has the arrays of all kept tensors; outputs are as those of a bare session."""
+    """A callback gets the arrays of all kept tensors; the outputs are as without them."""
     graph, seen = graph_of(), {}
     plain = cml.Session(graph, gpu).run(inputs())["y"]
     session = cml.Session(graph, gpu, cml.CompileOptions(keep=("c0", "r0", "c1")))

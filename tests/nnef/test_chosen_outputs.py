@@ -110,7 +110,7 @@ HEADS = [
 
 
 def test_chosen_outputs_of_ncnn(tmp_path):
-    """The weights of layers that are not needed are skipped, so that the others get their own."""
+    """Weights that the chosen outputs do not need are skipped; the others are read correctly."""
     path = write(tmp_path, HEADS, np.concatenate([SCALE, 10 * SCALE]).tobytes())
     with pytest.raises(UnsupportedOp, match="DetectionOutput.*") as error:
         cml.load(path)

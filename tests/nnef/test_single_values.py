@@ -47,7 +47,7 @@ def loaded_in_little_memory(model):
 
 
 def test_many_large_constants_of_one_value_take_little():
-    """They would take 14 GB. An optimized graph reads one of them, which has the result's shape."""
+    """Constants that would take 14 GB are stored as one value each, also in the optimized graph."""
     graph = loaded_in_little_memory(cml.nnef.MemoryModel(chain(COUNT, MANY)))
     assert graph.facts["y"].shape == (MANY,)
     assert all(array.strides == (0,) for array in graph.constants.values())

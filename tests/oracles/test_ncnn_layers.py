@@ -542,7 +542,7 @@ def test_every_layer_type_is_compared():
 
 
 def test_the_table_has_every_layer_of_ncnns_own_list():
-    """Every number of a layer that ncnn creates, and those it was built without, has its name."""
+    """The table names every layer number of ncnn, also those that this build of ncnn lacks."""
     import ncnn
 
     numbers = {ncnn.layer_to_index(name) for name in ncnn_layers()}

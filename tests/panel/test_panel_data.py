@@ -180,7 +180,7 @@ def idle_report(frame):
 
 
 def test_the_cause_of_a_late_frame_is_what_took_longer_than_usual():
-    """A host that accounts for its frames names what was unusual, not what always takes long."""
+    """The cause of a late frame is the activity that took longer than usual, not the longest."""
     log = FrameLog(10.0, {})
     for number in range(9):
         sample = log.begin(idle_report(number))

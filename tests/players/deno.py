@@ -81,5 +81,5 @@ def play_golden(files: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def is_right(found: dict[str, Any]) -> bool:
-    """Returns True if all slices gave the same bits, within the golden outputs' tolerance."""
+    """Returns True if all slicings are bit-identical and within the golden outputs' tolerance."""
     return bool(found["identical"] and found["error"] <= found["tolerance"])

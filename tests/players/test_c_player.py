@@ -111,7 +111,7 @@ def test_c_player_agrees_with_the_session(words, program, small, gpu, request):
 
 
 def test_inputs_of_onnx_that_have_defaults_play(program, folder, gpu):
-    """An initializer that became an input is one in a cooked file too; an If selects there."""
+    """An initializer that was made an input is an input of the cooked file, also inside an If."""
     pytest.importorskip("onnx")
     from tests.fixtures.onnx_models import load, model, node, subgraph
 
@@ -161,7 +161,7 @@ def test_an_output_with_a_counted_axis_comes_with_its_number(program, folder, gp
 
 @pytest.mark.parametrize(("bits", "share"), [(8, 0.5), (4, 0.35)])
 def test_weights_in_few_bits(bits, share, program, folder, gpu):
-    """A file for players has weights in few bits as they are, and C gives the session's bits."""
+    """A file for players keeps weights in few bits, and C's results are bit-identical."""
     graph, inputs = few_bits_model(bits)
     expected = cml.Session(graph, gpu).run(inputs)
     options = {"devices": ["software"], "player": True, "golden": False}

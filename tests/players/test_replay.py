@@ -55,7 +55,7 @@ def replay_in_page(tmp_path_factory):
 
 @pytest.mark.parametrize("run", [recorded_run, run_by_wall_clock, 4])
 def test_recordings_replay_in_webassembly(run, replay_in_page):
-    """The core decides alike with the mathematics of JavaScript, which may round differently."""
+    """Decisions are the same with JavaScript's mathematics, which may round differently."""
     recording = random_run(run) if isinstance(run, int) else run()
     assert replayed(replay_in_page, recording) == recording.decisions
 

@@ -91,7 +91,7 @@ def test_vulkan_gives_the_bits_of_a_session(host, gpu, name, other, tmp_path):
 
 @both_ways
 def test_images_hold_the_bits_of_inputs_and_outputs(other, tmp_path):
-    """An input from the host's image and an output in one equal those of the host's memory."""
+    """Inputs and outputs in the host's images are bit-identical to those in its memory."""
     file, net = tmp_path / "net.cml", Net(1, 3, 20, 28)
     graph = net.graph(net.conv("x", 2, 3))
     file.write_bytes(cook(graph, ["portable", "software"], golden=False))

@@ -113,7 +113,7 @@ def timed_frames(dear=True, budget_ms="spare", told=True, times_all=False, frame
 
 @pytest.mark.parametrize("how", [{}, {"budget_ms": 4.0}, {"told": False}])
 def test_expensive_timestamps_are_taken_in_one_of_eight_frames(how):
-    """Every frame with unknown steps is timed, and one in eight of the others."""
+    """Every frame with unknown steps is timed, and one in eight of the frames without."""
     found = timed_frames(**how)
     begun = [timed for _, timed in found].index(False)
     assert begun <= 32, "the steps are learned, and enough whole frames"

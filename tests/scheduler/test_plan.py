@@ -84,7 +84,7 @@ def test_no_slices_without_budget_or_while_gpu_is_behind(monkeypatch, change, re
 
 @pytest.mark.shipped_guesses
 def test_a_step_that_was_never_measured_gets_a_quarter_of_the_frame():
-    """A wrong guess of its time then costs little, and nothing follows it in the frame."""
+    """A slice of an unmeasured step is small, since its guess may be wrong, and ends the frame."""
     steps = [SimStep(f"k{i}", 100_000, 0.001) for i in range(2)]
     scheduler = FrameScheduler(SimGpu(), budget_ms=4.0, clock=VirtualClock())
     scheduler.submit(SimNetwork("net", steps), {})

@@ -1,4 +1,4 @@
-"""The decisions of a plan: those that a caller makes instead of the engine, and the list of all."""
+"""The decisions of a plan: the caller's, which replace the engine's, and the list of all."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from cml_engine.ir.graph import Graph, Node
 
 
 def order_for_memory(graph: Graph) -> Graph:
-    """Returns the graph with the node next, of those possible, that adds the fewest bytes in use.
+    """Returns the graph in an order in which the next node adds the fewest bytes in use.
 
     That is usually a branch to its end before the next one begins. It is no optimum: the caller
     compares the arenas of both orders.

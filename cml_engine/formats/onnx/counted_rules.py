@@ -1,4 +1,4 @@
-"""What NNEF's operators do along counted axes.
+"""The rules of NNEF's operators along counted axes.
 
 Every operator that an import adds to a tensor with a counted axis has a rule here, or is refused.
 """

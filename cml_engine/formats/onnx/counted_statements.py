@@ -1,4 +1,4 @@
-"""What each ONNX operator does along counted axes; an operator without a statement is refused.
+"""A statement of each ONNX operator's effect along counted axes; one without is refused.
 
 The statements are for people and for the check when a model is loaded. The rules of the NNEF
 operators that an operator becomes (counted_axes.py) do what they say.

@@ -49,7 +49,7 @@ class Readback:
 
     @property
     def is_freed(self) -> bool:
-        """True if the tensors are needed no more."""
+        """True if the tensors can no longer be read."""
         raise NotImplementedError
 
     def record_copies(self, encoder: wgpu.GPUCommandEncoder, target: Allocation) -> None:
@@ -57,7 +57,7 @@ class Readback:
         raise NotImplementedError
 
     def begin_read(self, encoder: wgpu.GPUCommandEncoder, frame: int) -> None:
-        """Allocates mappable memory and records the copies into it."""
+        """Allocates mappable memory and records copies of the tensors into it."""
         staging = Staging(self._allocator, self.nbytes, self._owner)
         self.record_copies(encoder, staging.memory)
         self._staging, self.requested_frame = staging, frame

@@ -37,7 +37,7 @@ def to_words(array: Array, place: TensorPlace) -> Array:
 
 
 def from_words(data: Data, place: TensorPlace) -> Array:
-    """Returns the host array of a tensor's bytes, which may be empty if it has no elements."""
+    """Returns a tensor as a host array, from its bytes; an empty tensor needs none."""
     fact = place.fact
     if not fact.size:
         return np.zeros(fact.shape, NUMPY_DTYPE[fact.dtype])

@@ -262,7 +262,7 @@ class TimestampRing:
 
     @property
     def oldest(self) -> float:
-        """The first frame of which it is not known if it ran; infinity if there is none."""
+        """The first frame that may or may not have run; infinity if all frames are settled."""
         return self._busy[0].receipts[0][0] if self._busy else math.inf
 
     @property

@@ -110,7 +110,7 @@ def random_graph(network: RandomNetwork) -> Graph:
 
 
 def check_tuning(test: SelfTest) -> None:
-    """Measures all kernels of a network, and runs it by the fastest of those that the rules refuse.
+    """Measures all kernels of a network, and runs it by the fastest that the rules do not choose.
 
     Its outputs must be near those of the default kernels, and bit-identical in frames. No table is
     written.

@@ -123,7 +123,7 @@ def test_damaged_headers(rng, at, value, says):
 
 
 def test_blocks_of_any_size_take_memory_of_the_weights_only(rng):
-    """A block that is larger than the axis is one block, whatever size the file states."""
+    """A block size beyond the axis gives one block per row, and takes no more memory."""
     blocks = nearest_blocks(rng.standard_normal((2, 8), np.float32), 1, 8, 8)
     data = bytearray(tensor_bytes(blocks.values()))
     data[56:60] = struct.pack("<I", 2**32 - 1)
@@ -132,7 +132,7 @@ def test_blocks_of_any_size_take_memory_of_the_weights_only(rng):
 
 
 def test_folding_keeps_blocks(graph, sample):
-    """A product per channel goes into the scales; the codes stay."""
+    """Folding a factor per channel into a filter changes its blocks' scales, not their codes."""
     made, _ = cml.integer.quantize_weights(graph, [sample], 8)
     small = optimize(made)
     (conv,) = [node for node in small.nodes if node.op == "conv"]

@@ -109,7 +109,7 @@ def test_run_limits_blas_to_one_thread_and_restores_it(two_threads, monkeypatch)
 
 
 def test_blas_is_found_through_a_symbolic_link(tmp_path):
-    """An environment behind a link has the same threads, and so the same bits, as any other."""
+    """BLAS in an environment behind a symbolic link has as many threads, and so equal results."""
     if not numpy_blas().lib_controllers:
         pytest.skip("NumPy has a BLAS that threadpoolctl does not know")
     link = tmp_path / "packages"

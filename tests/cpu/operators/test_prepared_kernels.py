@@ -57,7 +57,7 @@ def orders(arrays):
 
 
 def agree(function, attrs, arrays, wanted, rtol, atol, note):
-    """Asserts that a prepared function gives the wanted result for all memory orders."""
+    """Asserts that a prepared function gives the expected result for all memory orders."""
     for given in orders(arrays):
         got = function(attrs, *given)
         assert got.dtype == wanted.dtype and got.shape == wanted.shape

@@ -371,7 +371,7 @@ def test_a_partitioned_network_is_not_cooked(graph):
 
 
 def test_scheduler_runs_beside_other_jobs(gpu, session, inputs, gate):
-    """A network without such operators goes on while another waits for the CPU."""
+    """A network without CPU operators goes on while another waits for the CPU."""
     plain = cml.Session(load_expression("relu(x)", *SHAPE), gpu)
     gate.close()
     scheduler = FrameScheduler(gpu, budget_ms=1.0, policy=by_priority)

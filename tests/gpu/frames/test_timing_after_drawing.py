@@ -80,7 +80,7 @@ def long_and_short(ran):
 
 
 def test_groups_of_slices_are_timed_apart(drawn_on):
-    """A group of several dispatches has its own time, and the short one behind it a short time.
+    """A long group of dispatches is timed as long, and a short group after it as short.
 
     Another order has the same times: none is charged to a neighbour.
     """

@@ -96,7 +96,7 @@ FLOATS_ONLY = ("winograd", "conv_window")
 
 @pytest.mark.parametrize(("case", "bits", "software"), BITS)
 def test_kernels_read_few_bits(case, bits, software, gpu, rng):
-    """Results are within the tolerance in any slicing, and the same bits as with floats.
+    """Results are within the tolerance in any slicing, and bit-identical to those of float weights.
 
     For some sizes hardware's rules choose kernels that read floats only (:data:`FLOATS_ONLY`): then
     the results are close.
@@ -128,7 +128,7 @@ def test_other_weights_are_floats_on_the_device(case, gpu, rng):
 @pytest.mark.parametrize(("bits", "share"), [(8, 0.29), (4, 0.17)])
 @pytest.mark.parametrize("storage", ["float", "half"])
 def test_weights_take_less_memory(bits, share, storage, gpu, rng):
-    """Codes and scales are what is uploaded; 16-bit storage leaves them as they are."""
+    """Weights in few bits are uploaded as codes and scales, also with 16-bit storage."""
     graph, inputs = graph_of(("conv", (1, 64, 8, 8), (64, 64, 3, 3), SAME, 32), bits, rng)
     options = replace(PLAIN, storage=storage)
     session = cml.Session(graph, gpu, options)

@@ -199,7 +199,7 @@ def test_ranges_of_slots(op, software, gpu, set_limits):
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 4, 5])
 def test_loads_ahead_of_their_turn_miss_no_products(blocks, gpu, set_limits):
-    """Hardware's kernels load one or two turns ahead: each parity of the turns, and few of them."""
+    """Kernels that load one or two turns ahead are right for odd, even and few turns."""
     set_limits(software=False)
     around = {"padding": [(1, 1), (1, 1)]}
     for op, case, options in (

@@ -22,7 +22,7 @@ def test_a_nan_reaches_what_the_formula_says(op, tmp_path, rng, gpu):
 @pytest.mark.long
 @pytest.mark.parametrize("op", ["conv", "deconv"])
 def test_a_nan_reaches_the_same_by_every_kernel(op, tmp_path, rng, gpu):
-    """Tuning may choose any of them; Winograd's has its own tests (test_winograd.py)."""
+    """A NaN reaches the same results by every kernel but Winograd's (test_winograd.py)."""
 
     def tables(session):
         return [

@@ -159,7 +159,7 @@ def operators_behind():
 
 @pytest.mark.parametrize(("producer", "op"), list(operators_behind()))
 def test_behind_another(producer, op, gpu):
-    """An operator gives on both backends what it gives alone.
+    """An operator behind another one gives on both backends the result that it gives alone.
 
     After a conv only one value is not finite in each run, since a NaN in a sum is in all four
     channels; there the CPU alone says what is right.

@@ -524,7 +524,7 @@ def test_errors_while_releasing_memory_are_logged(gpu, caplog):
 
 
 def test_mappable_buffers_are_separate_and_reused(memory):
-    """Buffers of past readbacks are kept; a readback that repeats does not create its own again."""
+    """Buffers of past readbacks are retained, so that a repeated readback creates no buffer."""
     usage = U.MAP_READ | U.COPY_DST
     past = [take(memory, 100_000 << k % 3, usage, "staging") for k in range(24)]
     assert len({part.buffer for part in past}) == 24 and not any(part.offset for part in past)

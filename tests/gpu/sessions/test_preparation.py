@@ -47,8 +47,7 @@ def sessions(gpu, count, **options):
 
 @within(60)
 def test_slowly_prepared_networks_all_finish(gpu, image, slow):
-    """Jobs of slowly prepared networks end with right results, although some are evicted
-    meanwhile."""
+    """Jobs of slowly prepared networks end with right results, although some are evicted."""
     expected = [run_net(session, image) for session in sessions(gpu, 6)]
     chance, host = random.Random(1), Host(gpu, budget_ms=1.0)
     for _ in range(3):
@@ -188,7 +187,7 @@ def test_hardware_packs_the_parameters_of_each_step_once(gpu, monkeypatch, set_l
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_driver_compiles_a_kernel_once_per_machine(image, tmp_path, monkeypatch, broken):
-    """Kernels that failed there are tried again by the next device, and run all the same."""
+    """A kernel that the driver failed to compile ahead is retried by the next device, and runs."""
     monkeypatch.setenv("CML_CACHE_DIR", str(tmp_path))
     dispatched, usual = [], Device._dispatch_nothing
 

@@ -100,7 +100,7 @@ def test_presets_of_the_command_line(branching, capsys):
 
 
 def test_presets_of_cooked_networks(gpu, branching, tmp_path, rng):
-    """A preset applies to the plans of a cooked file, whose results stay those of its session."""
+    """A preset applies to a cooked file's plans; its results equal those of a session with it."""
     graph, x = cml.load(branching), {"x": rng.standard_normal((1, 1, 32, 32), np.float32)}
     peaks = []
     for preset in (None, "shipping", "smallest", "debug"):

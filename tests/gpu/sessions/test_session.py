@@ -69,7 +69,7 @@ def inputs(rng):
 
 
 def test_ranges_that_a_slot_holds_are_not_uploaded_again(gpu, monkeypatch):
-    """Any number of ranges gives the same bits; a known range costs a frame no upload."""
+    """Results are bit-identical for any number of ranges, and a known range is not uploaded."""
     graph, inputs = case_graph("neg", Case(((400 * 1024,),)))
     session = cml.Session(graph, gpu)
     (expected,) = session.run(inputs).values()

@@ -89,7 +89,7 @@ def test_linked_folders_are_followed(tmp_path):
 
 
 def test_links_to_what_is_no_file_are_refused(tmp_path):
-    """A device has no end and a folder no bytes: neither is read."""
+    """A link to a device, to a folder or to itself is refused without reading."""
     path = write_nnef(tmp_path)
     weights = tmp_path / "layers" / "w.dat"
     for target in ("/dev/zero", tmp_path, weights):

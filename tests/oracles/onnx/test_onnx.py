@@ -259,7 +259,7 @@ def test_an_if_of_a_computed_condition_wants_results_of_one_shape(made, said):
 
 
 def test_inner_graphs_may_use_names_of_the_graph_around_them(rng):
-    """A branch that defines a name of a result of its own node does not read that result."""
+    """A branch may give its own tensor a name that the graph around it uses, and reads its own."""
     branches = [subgraph(f"y = {op}(x); t = Neg(y)", "", "t: [4]") for op in ("Exp", "Abs")]
     nodes = [node("y = If(true)", then_branch=branches[0], else_branch=branches[1])]
     network = model(nodes, "x: [4]", "y: [4]", {"true": np.array(True)})

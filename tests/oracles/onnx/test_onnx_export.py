@@ -413,7 +413,7 @@ def test_random_integer_networks_are_read_back_or_refused(tmp_path):
 
 @pytest.mark.parametrize("text", ["y = max(x, z);", "m = min(x, z); y = neg(m);", "y = sqr(x);"])
 def test_integers_have_neither_nan_nor_negative_zero(tmp_path, rng, text):
-    """Operators that differ from ONNX's for these alone are ONNX's in a QDQ model."""
+    """A QDQ model has ONNX's operator for one that differs from it only for NaN and -0."""
     names = ("x", "z") if "z" in text else ("x",)
     head = "".join(f"{name} = external<scalar>(shape = [2, 5]); " for name in names)
     text = f"version 1.0; graph g({', '.join(names)}) -> (y) {{ {head} {text} }}"

@@ -126,7 +126,7 @@ def test_wrong_names_are_refused(names, message):
 
 
 def test_cooked_files_have_named_defaults_as_inputs(backend):
-    """A cooked file has no defaults: each run gives the input."""
+    """A cooked file has no default values: a run must give an input that was an initializer."""
     network = load_cooked(cook(load(tunable(), inputs=["gain"]), ["portable"], golden=False))
     session = cml.Session(network, backend)
     assert_array_equal(session.run({"x": X, "gain": OTHER})["y"], expected(OTHER))

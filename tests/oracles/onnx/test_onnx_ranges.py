@@ -206,7 +206,7 @@ UNSIGNED = {
 
 @pytest.mark.parametrize("call", UNSIGNED)
 def test_uint32_is_exact_in_its_whole_range(call, backend):
-    """Operators of uint32 give NumPy's results; those of uint32 are the same bits as int32."""
+    """Operators on uint32 give NumPy's results; uint32 results are returned as int32 bits."""
     known = {"size": np.uint32(3000017), "half": np.uint32(2**31), "large": np.uint32(3000000000),
              "nine": np.uint32(9), "axis": np.int64(1), "unit": np.uint32(1)}  # fmt: skip
     x, z = np.meshgrid(EDGES32, EDGES32[::-1])

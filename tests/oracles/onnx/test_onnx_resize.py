@@ -179,7 +179,7 @@ BY_WEIGHTS = {
 @pytest.mark.parametrize("scale", [0.37, 2.3])
 @pytest.mark.parametrize("rule", BY_WEIGHTS)
 def test_a_value_that_is_not_finite_stays_in_its_windows(rule, scale, value, gpu):
-    """It reaches the results in which ONNX Runtime gives it a weight, on both axes and backends."""
+    """A non-finite value reaches only the results in which ONNX Runtime gives it a weight."""
     attrs = {"mode": "linear", **BY_WEIGHTS[rule]}
     weights = {"r": np.float32([0, 0, 0.13, 0.21, 1, 1, 0.87, 0.83])}
     if rule == "crop":

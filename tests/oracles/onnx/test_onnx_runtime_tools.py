@@ -299,7 +299,7 @@ def test_operator_of_floats(shape, text, backend, rng):
 
 @pytest.mark.filterwarnings("ignore")
 def test_file_in_operator_format_is_an_integer_network(tmp_path, gpu):
-    """What quantize_static writes in its operator format runs on integers, within one step."""
+    """A model from quantize_static in its operator format runs on integers, within one step."""
     path = quantized(
         tmp_path, small_cnn(), quant_format=QuantFormat.QOperator, activation_type=QuantType.QUInt8
     )
@@ -314,7 +314,7 @@ def test_file_in_operator_format_is_an_integer_network(tmp_path, gpu):
 
 @pytest.mark.filterwarnings("ignore")
 def test_file_of_dynamic_quantization_is_read(tmp_path, rng):
-    """What quantize_dynamic writes and ONNX Runtime optimizes has the numbers of the original."""
+    """A model from quantize_dynamic that ONNX Runtime optimized gives the original's values."""
     import onnx
     from onnxruntime.quantization import quantize_dynamic
 

@@ -182,8 +182,7 @@ def test_views_never_make_the_arena_larger(block, size):
 
 
 def test_views_that_enlarge_the_arena_are_dropped(monkeypatch):
-    """The plan has no views if the arena becomes larger with them, although its lower bound does
-    not."""
+    """Views that enlarge the arena are dropped, even if they do not raise the bound of its size."""
     graph = joined(1, 8, 3, 4, axis=1)
     sizes = iter([1000, 2000])
 

@@ -109,7 +109,7 @@ def test_long_frame_reduces_only_the_next_plan():
 
 
 def test_frames_without_room_run_only_guaranteed_work():
-    """Without any, none runs; else the average of a second is kept by few, fuller frames."""
+    """Without guaranteed work nothing runs; with it, few but fuller frames keep its average."""
     controller = learned([9.0] * 300 + [16.6] * 30)
     assert not any(plans(controller, number, 16.6) for number in range(330, 400))
     ran = [plans(controller, number, 16.6, least_ms=1.0) for number in range(400, 1000)]

@@ -561,8 +561,10 @@ def _check_sample(graph: Graph, i: int, sample: object) -> dict[str, Array]:
 def output_error(
     outputs: Sequence[Mapping[str, Array]], expected: Sequence[Mapping[str, Array]]
 ) -> float:
-    """Returns the largest relative error of any output over all samples: the RMS of the difference
-    divided by the RMS of the wanted output."""
+    """Returns the largest relative error of any output over all samples.
+
+    It is the RMS of the difference divided by the RMS of the expected output.
+    """
     return max(
         relative_error(
             *(np.concatenate([run[name].ravel() for run in runs]) for runs in (outputs, expected))

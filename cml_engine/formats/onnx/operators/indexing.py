@@ -56,7 +56,7 @@ def _wrap_indices(indices: Value, extents: Sequence[Extent]) -> Value:
 
 
 def _valid(indices: Value, extents: Sequence[int]) -> Value:
-    """Returns computed indices with the bounds of valid ones, if they have wider bounds than int32.
+    """Returns indices; if their known range exceeds int32, with the range of valid indices.
 
     ONNX allows no index outside the tensor.
     """

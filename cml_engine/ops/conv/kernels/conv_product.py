@@ -172,8 +172,10 @@ def window_defines(conv: Conv) -> Defines:
 
 
 def cost_per_result(conv: Conv, rows: int) -> int:
-    """Returns the relative time of a result by a tile with so many rows: its blocks of inputs, and
-    the zeros of other groups that it leaves out."""
+    """Returns the relative time of one result in a tile of ``rows``.
+
+    It is the number of input blocks, times a factor if inputs of other groups must be left out.
+    """
     return max(band_of(conv, rows), 1) * (_GUARD_COST if overlaps_groups(conv, rows) else 1)
 
 
