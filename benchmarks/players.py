@@ -28,7 +28,7 @@ from benchmarks import contenders
 from benchmarks.command import fetch_assets
 from benchmarks.models import MODELS
 from cml_engine.cooked import cook
-from cml_engine.formats import import_builder
+from cml_engine.formats import ImportBuilder
 from cml_engine.ir.graph import Graph
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -114,7 +114,7 @@ def _memory_mb(name: str) -> float:
 
 def many_steps() -> Graph:
     """Returns a network of 200 products of small matrices."""
-    make, random = import_builder(), np.random.default_rng(0)
+    make, random = ImportBuilder(), np.random.default_rng(0)
     x = make.input("x", (4, 16))
     for i in range(_DISPATCHES):
         matrix = make.variable(f"matrix{i}", random.standard_normal((16, 16)) / 4)
