@@ -20,9 +20,9 @@ from benchmarks import command
 from benchmarks.interleaved import Turn, elapsed, in_turns, ratio
 from benchmarks.models import AGENTS, load_network
 from cml_engine.compiler.optimize import optimize
-from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.draft import PlanOptions
 from cml_engine.compiler.planning.layouts import layouts_for
-from cml_engine.compiler.planning.lower import lower
+from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.graph import Array, Graph

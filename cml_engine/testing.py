@@ -21,9 +21,9 @@ import numpy as np
 
 from cml_engine.compiler.integer.quant_params import Range, find_range_violation
 from cml_engine.compiler.passes.infer import infer_facts
-from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.draft import PlanOptions
 from cml_engine.compiler.planning.layouts import half_of, matrices_in_half
-from cml_engine.compiler.planning.lower import lower
+from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.cpu.compare import compare
 from cml_engine.errors import CmlError, InputError
 from cml_engine.ir.graph import Array, Attrs, Fact, Graph, Node

@@ -14,7 +14,7 @@ from benchmarks.hardware.model import CARDS, LAUNCH
 from benchmarks.hardware.radv import Radv
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.plan import Plan, Step
-from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.draft import PlanOptions
 from cml_engine.cooked.profiles import PROFILES
 from cml_engine.gpu.shaders.hlsl import compile_spirv, step_key
 from cml_engine.ir.graph import Graph

@@ -15,8 +15,8 @@ from dataclasses import replace
 from benchmarks.interleaved import elapsed, in_turns
 from benchmarks.kernels.controls import Control
 from cml_engine.compiler.plan import Plan
-from cml_engine.compiler.planning.dispatches import PlanOptions
-from cml_engine.compiler.planning.lower import lower
+from cml_engine.compiler.planning.draft import PlanOptions
+from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.gpu.gpu import Gpu
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram

@@ -398,6 +398,9 @@ class Plan:
     bands_of: Mapping[str, str] = field(default_factory=dict)
     #: the layouts of tensors that are not plain
     layouts: Mapping[str, str] = field(default_factory=dict)
+    #: the stages that made the plan, in order: the name, the description, and the numbers that the
+    #: stage changed, by what they count; empty for a plan from a cooked file
+    stages: tuple[tuple[str, str, Mapping[str, int]], ...] = field(default=(), compare=False)
 
     @cached_property
     def live_steps(self) -> tuple[Step, ...]:

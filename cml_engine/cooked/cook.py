@@ -13,8 +13,7 @@ from itertools import chain
 
 from cml_engine.compiler.integer.digest import gas_of, model_digest
 from cml_engine.compiler.plan import Plan
-from cml_engine.compiler.planning.dispatches import PlanOptions
-from cml_engine.compiler.planning.layouts import Storage
+from cml_engine.compiler.planning.draft import PlanOptions, Storage
 from cml_engine.compiler.random_seed import with_seed
 from cml_engine.compiler.tuning_tables import shipped_table
 from cml_engine.cooked.golden import make_golden, write_golden

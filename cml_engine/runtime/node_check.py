@@ -19,8 +19,8 @@ from cml_engine.compiler.integer.quant_params import find_range_violation, read_
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.decisions import NO_DECISIONS, Decisions
-from cml_engine.compiler.planning.dispatches import PlanOptions
-from cml_engine.compiler.planning.layouts import Storage, rounded_weights
+from cml_engine.compiler.planning.draft import PlanOptions, Storage
+from cml_engine.compiler.planning.layouts import rounded_weights
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.compiler.tuning_tables import table_for
 from cml_engine.cpu.compare import (

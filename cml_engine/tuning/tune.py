@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from cml_engine.compiler import tuning_tables as tables
 from cml_engine.compiler.plan import Plan
-from cml_engine.compiler.planning.dispatches import PlanOptions
-from cml_engine.compiler.planning.lower import lower
+from cml_engine.compiler.planning.draft import PlanOptions
+from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.compiler.tuning_tables import Record
 from cml_engine.errors import CmlError, InputError
 from cml_engine.errors.arguments import TIMES

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine.compiler.planning.plan_graph import PLAN_STAGES
 from cml_engine.tools.cli import main
 from cml_engine.tools.report.report_folder import SECTIONS
 from tests.fixtures.models import write_model
@@ -80,7 +81,8 @@ def test_report_is_complete_and_offline(made):
     text = (made / "index.html").read_text(encoding="utf-8")
     page = Page(text)
     assert page.open == []
-    assert {"summary", "graph", "operators", "memory", "decisions", "passes"} <= page.keys
+    sections = {"summary", "graph", "operators", "memory", "decisions", "passes", "planning"}
+    assert sections <= page.keys
     for address in page.addresses:
         assert address == "data:," or address.startswith("#") or (made / address).is_file()
     assert "default-src 'none'" in text and "not finished" not in text
@@ -102,6 +104,16 @@ def test_the_arena_has_every_tensor_within_its_peak(made):
     assert {t["tensor"] for t in arena["tensors"]} == {"image", "result"}
     assert max(t["offset"] + t["nbytes"] for t in arena["tensors"]) <= arena["peak"]
     assert arena["bound"] <= arena["peak"]
+
+
+def test_planning_has_every_stage_with_what_it_changed(made):
+    stages = json.loads((made / "planning.json").read_text())
+    assert [stage["stage"] for stage in stages] == [name for name, _, _ in PLAN_STAGES]
+    changed = {stage["stage"]: stage["changed"] for stage in stages}
+    assert changed["dispatches"] == {"dispatches": 1} and changed["steps"] == {"steps": 1}
+    arena = json.loads((made / "arena.json").read_text())
+    assert changed["arena"] == {"arena bytes": arena["peak"]}
+    assert changed["views"] == changed["bands"] == {}
 
 
 def test_the_listing_has_every_tensor_of_every_step(made):

@@ -11,7 +11,7 @@ import cml_engine as cml
 from cml_engine import ops
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.layouts import choose_layout
-from cml_engine.compiler.planning.lower import lower
+from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.cooked import PROFILES, cook
 from cml_engine.integer import run_digest
 from cml_engine.ir.limits import Limits

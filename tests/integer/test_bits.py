@@ -12,7 +12,7 @@ from numpy.testing import assert_array_equal
 
 import cml_engine as cml
 from cml_engine.compiler.optimize import optimize
-from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.draft import PlanOptions
 from cml_engine.errors import InputError, RangeError
 from cml_engine.integer import run_digest
 from cml_engine.ir.layout import C4I8

@@ -7,7 +7,7 @@ from numpy.testing import assert_array_equal
 
 import cml_engine as cml
 from cml_engine import ops
-from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.draft import PlanOptions
 from cml_engine.gpu.memory import tensors
 from tests.fixtures.frames.host import Host
 from tests.fixtures.integer.networks import IntegerNet, line

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.draft import PlanOptions
 from cml_engine.ir.limits import Limits
 from tests.proofs import fuzz
 

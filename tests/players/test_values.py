@@ -11,7 +11,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.compiler.optimize import optimize
-from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.draft import PlanOptions
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.compiler.tuning_tables import shipped_table
 from cml_engine.cooked import PROFILES, cook

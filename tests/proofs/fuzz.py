@@ -48,8 +48,7 @@ import cml_engine as cml
 from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
 from cml_engine.compiler.optimize import STAGES
 from cml_engine.compiler.passes.cleanup import eliminate_dead_code
-from cml_engine.compiler.planning.dispatches import PlanOptions
-from cml_engine.compiler.planning.layouts import Storage
+from cml_engine.compiler.planning.draft import PlanOptions, Storage
 from cml_engine.cooked.cook import cook
 from cml_engine.cooked.load import load_cooked
 from cml_engine.cpu.compare import allowance, node_tolerance

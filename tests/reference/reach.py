@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 import cml_engine as cml
-from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.draft import PlanOptions
 from cml_engine.ops.declaration.choice import NO_VARIANTS
 from cml_engine.ops.declaration.registry import is_registered
 from tests.fixtures.texts import engine, outputs_of, write_text

@@ -13,7 +13,7 @@ import pytest
 import cml_engine as cml
 from cml_engine import Tuning
 from cml_engine.compiler import tuning_tables as tables
-from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.draft import PlanOptions
 from cml_engine.compiler.tuning_tables import Record, save
 from cml_engine.gpu.device import PipelineCache
 from cml_engine.io.data_folders import tuning_file

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from cml_engine.compiler.plan import BandedOperators, Plan
-from cml_engine.compiler.planning.dispatches import NO_OVERRIDES, Overrides
+from cml_engine.compiler.planning.draft import NO_OVERRIDES, Overrides
 from cml_engine.compiler.planning.layouts import (
     half_of,
     is_feature_map,

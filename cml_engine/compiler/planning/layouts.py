@@ -10,26 +10,26 @@ them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import get_args
 
-from cml_engine.compiler.plan import InputConversion
+from cml_engine.compiler.passes.cleanup import eliminate_dead_code
+from cml_engine.compiler.planning.draft import Draft, Storage
 from cml_engine.errors import InputError, located
 from cml_engine.errors.arguments import check_choice
 from cml_engine.ir.block_weights import weight_blocks
 from cml_engine.ir.graph import Fact, Graph, Node
-from cml_engine.ir.layout import C4, C4H, HALF, PLAIN, WHOLE, block_words, whole_layout
-from cml_engine.ir.limits import Limits
+from cml_engine.ir.layout import C4, C4H, HALF, PLAIN, block_words, whole_layout
 from cml_engine.ops.declaration.epilogue import reads_blocks
 from cml_engine.ops.declaration.game_functions import calling, node_fault
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Half
 
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 
-def choose_layout(
-    graph: Graph, overrides: Mapping[str, str] = MappingProxyType({})
-) -> dict[str, str]:
+
+def choose_layout(graph: Graph, overrides: Mapping[str, str] = _NOTHING) -> dict[str, str]:
     """Returns the layout of every tensor that is not plain, by name.
 
     ``overrides`` has the layouts that the caller decides, by tensor. Raises :class:`InputError`
@@ -194,9 +194,23 @@ class Ties:
 # The maps of integer networks are whole numbers. They are stored in the fewest sufficient bits by
 # the same kernels, without a request, because that is lossless.
 
-_NOTHING: Mapping[str, str] = MappingProxyType({})
-#: the storage of blocked feature maps and of the weights used with them
-Storage = Literal["float", "half"]
+
+def decide_layouts(draft: Draft) -> Draft:
+    """Returns the draft with the layout of every tensor that is not plain.
+
+    Tensors to be kept take no part in that, so that other results are bit-identical without them.
+    """
+    options = draft.options
+    layouts = layouts_for(
+        without_taps(draft.graph), draft.storage, options.decided("storage"),
+        options.decided("layout"),
+    )  # fmt: skip
+    return replace(draft, layouts=layouts)
+
+
+def without_taps(graph: Graph) -> Graph:
+    """Returns the graph without the tensors to be kept, and the nodes that only they need."""
+    return eliminate_dead_code(graph.with_(taps={})) if graph.taps else graph
 
 
 def layouts_for(
@@ -220,10 +234,7 @@ def layouts_for(
 
 
 def choose_storage(
-    graph: Graph,
-    layouts: Mapping[str, str],
-    overrides: Mapping[str, str] = _NOTHING,
-    storage: Storage = "half",
+    graph: Graph, layouts: Mapping[str, str], overrides: Mapping[str, str], storage: Storage
 ) -> dict[str, str]:
     """Returns the layouts with ``c4h`` instead of ``c4`` for maps that are stored in 16 bits.
 
@@ -274,7 +285,7 @@ def _stored_alike(graph: Graph, layouts: Mapping[str, str]) -> tuple[Ties, dict[
 
 
 def _in_words(
-    graph: Graph, layouts: Mapping[str, str], overrides: Mapping[str, str] = _NOTHING
+    graph: Graph, layouts: Mapping[str, str], overrides: Mapping[str, str]
 ) -> dict[str, str]:
     """Returns the layouts of an integer network, with a packed layout for maps of whole numbers.
 
@@ -365,49 +376,3 @@ def rounded_weights(node: Node, graph: Graph, layouts: Mapping[str, str]) -> tup
         few_bits = weight_blocks(graph.constants[node.inputs[1]]) is not None
         return (node.inputs[1],) if half(node, layouts) and not few_bits else ()
     return tuple(name for name in node.inputs if layouts.get(name) == HALF)
-
-
-# -- packed inputs --------------------------------------------------------------------------------
-# Finds the inputs of integer networks that are stored in the arena as packed words.
-#
-# The caller's numbers are converted during upload, so that the 32-bit real numbers take no memory.
-
-
-@dataclass(frozen=True, slots=True)
-class PackedInput:
-    """The name of the tensor of words that is stored in place of an input, and the conversion to
-    it."""
-
-    words: str
-    conversion: InputConversion
-
-
-def find_packed_inputs(
-    graph: Graph, layouts: Mapping[str, str], limits: Limits
-) -> dict[str, PackedInput]:
-    """Returns the inputs that are converted to packed words during upload, by name, with their
-    conversions.
-
-    These inputs have no other reader. An input that is too large for one binding is left out.
-    """
-    max_bytes = limits.max_binding_bytes - limits.storage_offset_alignment
-    packed, readers = {}, graph.consumers()
-    for node in graph.nodes:
-        source, result = node.inputs[:1], node.outputs[0]
-        if (
-            not lookup(node.op).traits.quantizes_input
-            or node.epilogues
-            or layouts.get(result) not in WHOLE
-        ):
-            continue
-        (name,) = source
-        has_one_reader = (
-            len(readers[name]) == 1 and name in graph.inputs and name not in graph.roots
-        )
-        if (
-            has_one_reader
-            and result not in graph.roots
-            and 0 < graph.facts[name].nbytes <= max_bytes
-        ):
-            packed[name] = PackedInput(result, InputConversion.of(node.attrs))
-    return packed

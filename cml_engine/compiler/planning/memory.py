@@ -1,21 +1,18 @@
-"""Places tensors in the arena, and finds those that lie in the memory of another one."""
+"""Places tensors in the arena by their sizes and lifetimes."""
 
 from __future__ import annotations
 
 import math
 import random
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 import numpy as np
 
 from cml_engine.compiler.plan import Memory
 from cml_engine.io.frame_gate import yield_to_frame
-from cml_engine.ir.graph import Array, Graph, Node
-from cml_engine.ir.layout import PLAIN, words
-from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ir.graph import Array
 
 #: a placement this close to the lower bound is not improved any further
 GOOD_RATIO = 1.02
@@ -55,19 +52,9 @@ def place(items: Sequence[Lifetime], alignment: int) -> tuple[dict[str, int], Me
     """
     rounded = rounded_up(items, alignment)
     bound = lower_bound(rounded)
-    fullest = _fullest_steps(rounded)
-    orders: list[Callable[[Lifetime], tuple[int, ...]]] = [
-        lambda i: (-fullest[i.name], -i.nbytes, i.first),
-        lambda i: (-fullest[i.name], i.first - i.last, -i.nbytes),
-        lambda i: (-i.nbytes, i.first),
-        lambda i: (-i.nbytes * (1 + i.last - i.first), i.first),
-        lambda i: (-(i.last - i.first), -i.nbytes),
-        lambda i: (i.first, -i.nbytes),
-        lambda i: (-i.last, -i.nbytes),
-    ]
     best = _place_in_time(rounded, bound, alignment)
     starts = [rounded]
-    for order in orders:
+    for order in _orders(rounded):
         if best is not None and best[0] <= GOOD_RATIO * bound:
             break
         starts.append(sorted(rounded, key=order))
@@ -94,15 +81,25 @@ def place_in_segments(
     if memory.peak <= max_bytes or max(item.nbytes for item in items) > segment:
         return offsets, memory
     rounded = rounded_up(items, alignment)
-    fullest = _fullest_steps(rounded)
-    orders: list[Callable[[Lifetime], tuple[int, ...]]] = [
-        lambda i: (-i.nbytes, i.first),
-        lambda i: (-fullest[i.name], -i.nbytes, i.first),
-        lambda i: (i.first, -i.nbytes),
-    ]
+    fullest_first, _, largest_first, _, _, first_first, _ = _orders(rounded)
+    orders = (largest_first, fullest_first, first_first)
     placements = (_place_in_order(sorted(rounded, key=order), segment) for order in orders)
     peak, offsets = min(placements, key=lambda placed: placed[0])
     return offsets, Memory(peak, lower_bound(rounded), segment)
+
+
+def _orders(items: Sequence[Lifetime]) -> list[Callable[[Lifetime], tuple[int, ...]]]:
+    """Returns the keys that sort tensors into the orders of greedy placement."""
+    fullest = _fullest_steps(items)
+    return [
+        lambda i: (-fullest[i.name], -i.nbytes, i.first),
+        lambda i: (-fullest[i.name], i.first - i.last, -i.nbytes),
+        lambda i: (-i.nbytes, i.first),
+        lambda i: (-i.nbytes * (1 + i.last - i.first), i.first),
+        lambda i: (-(i.last - i.first), -i.nbytes),
+        lambda i: (i.first, -i.nbytes),
+        lambda i: (-i.last, -i.nbytes),
+    ]
 
 
 def rounded_up(items: Iterable[Lifetime], alignment: int) -> list[Lifetime]:
@@ -302,14 +299,7 @@ def _offset_in_one_segment(offset: int, nbytes: int, segment: int) -> int:
     return offset
 
 
-# -- views ----------------------------------------------------------------------------------------
-# Finds tensors that share another one's memory: operands of concat and stack, and results of
-# split, unstack and slice.
-#
-# If the parts are contiguous, a concat's producers write into its result and a split's readers
-# read from its operand. Neither needs a dispatch, and no part has memory of its own. A view keeps
-# the whole tensor alive as long as any part of it. A node's views are therefore only used if they
-# do not raise the least memory that the network needs, including its kernels' scratch.
+# -- views -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,119 +339,3 @@ def merge_lifetimes(items: Iterable[Lifetime], views: Views) -> list[Lifetime]:
         first, last = lives.get(root, (item.first, item.last))
         lives[root] = (min(first, item.first), max(last, item.last))
     return [Lifetime(name, item.nbytes, *lives[name]) for name, item in wholes.items()]
-
-
-def find_views(
-    graph: Graph,
-    layouts: Mapping[str, str],
-    alias: Mapping[str, str],
-    alignment: int,
-    items: Sequence[Lifetime],
-) -> dict[str, PartPlace]:
-    """Returns the tensors that need no copy, with their places in the tensors that they are parts
-    of.
-
-    A view begins at a multiple of ``alignment`` bytes. ``items`` are the lifetimes of all
-    tensors in the arena without views.
-    """
-    views: dict[str, PartPlace] = {}
-    alive = _LiveBytes(items)
-    for node in graph.nodes:
-        yield_to_frame()
-        candidates = {
-            name: view
-            for name, view in _parts(graph, node, layouts, alias)
-            if name not in views and 4 * view.offset % alignment == 0
-        }
-        extended = views | candidates if candidates else views
-        if candidates and alive.try_join(
-            [(name, resolve_view(extended, name)[0]) for name in candidates]
-        ):
-            views = extended
-    return views
-
-
-class _LiveBytes:
-    """The sum of bytes alive at each step, updated while views are moved into their wholes."""
-
-    def __init__(self, items: Sequence[Lifetime]) -> None:
-        self._items = {item.name: item for item in items}
-        self._bytes, self._begin = live_bytes(items)
-        self._peak = self._bytes.max(initial=0)
-
-    def _add(self, item: Lifetime, sign: int) -> None:
-        self._bytes[item.first - self._begin : item.last + 1 - self._begin] += sign * item.nbytes
-
-    def try_join(self, pairs: Sequence[tuple[str, str]]) -> bool:
-        """Moves each part of ``pairs`` (part, whole) into its whole; returns False and moves
-        none if the peak would grow."""
-        before = {name: self._items[name] for pair in pairs for name in pair if name in self._items}
-        after = dict(before)
-        for part, root in pairs:
-            if part in after and root in after:
-                part_life, whole_life = after.pop(part), after[root]
-                lives = min(part_life.first, whole_life.first), max(part_life.last, whole_life.last)
-                after[root] = replace(whole_life, first=lives[0], last=lives[1])
-        self._replace(before, after)
-        if self._bytes.max(initial=0) > self._peak:
-            self._replace(after, before)
-            return False
-        self._peak = self._bytes.max(initial=0)
-        return True
-
-    def _replace(self, before: Mapping[str, Lifetime], after: Mapping[str, Lifetime]) -> None:
-        for item in before.values():
-            self._add(item, -1)
-            del self._items[item.name]
-        for item in after.values():
-            self._add(item, 1)
-            self._items[item.name] = item
-
-
-def is_view_copy(
-    node: Node, tensors: tuple[str, ...], views: Views, alias: Mapping[str, str]
-) -> bool:
-    """Returns True if a dispatch of the node only copies between a view and its whole, so that it
-    is not needed.
-
-    ``tensors`` are the tensors that the dispatch binds.
-    """
-    parts_rule = lookup(node.op).traits.parts
-    if parts_rule is None:
-        return False
-    source, target = (alias.get(name, name) for name in (tensors[0], tensors[-1]))
-    part, parent = (source, target) if parts_rule.joined else (target, source)
-    return part in views and views[part].parent == parent
-
-
-def _parts(
-    graph: Graph, node: Node, layouts: Mapping[str, str], alias: Mapping[str, str]
-) -> Iterator[tuple[str, PartPlace]]:
-    parts_rule = lookup(node.op).traits.parts
-    if parts_rule is None:
-        return
-    parent = node.outputs[0] if parts_rule.joined else node.inputs[0]
-    parts = node.inputs if parts_rule.joined else node.outputs
-    layout = layouts.get(parent, PLAIN)
-    if alias.get(parent, parent) in graph.constants:
-        return
-    first_part = parts_rule.place(node.attrs, graph.facts[parent], layout)
-    # parts are contiguous if all outer dimensions have extent 1; those of blocks of four channels
-    # can only be contiguous along the channels
-    if first_part is None or prod(graph.facts[parent].shape[: first_part[0]]) != 1:
-        return
-    if layout != PLAIN and first_part[0] != 1:
-        return
-    if layout != PLAIN and any(graph.facts[name].shape[1] % 4 for name in parts[:-1]):
-        return  # some parts begin inside a block of four channels
-    offset = first_part[1]
-    fixed = {*graph.inputs, *graph.constants, *graph.roots, *alias}
-    # aliased tensors, inputs and outputs need memory of their own
-    fixed.update(alias.get(name, name) for name in (*graph.roots, *graph.inputs))
-    # one tensor cannot be two parts of the whole, under any alias
-    owners = [alias.get(name, name) for name in parts]
-    for name in parts:
-        is_same_layout = layouts.get(name, PLAIN) == layout and owners.count(name) == 1
-        if is_same_layout and name not in fixed and graph.facts[name].size:
-            yield name, PartPlace(alias.get(parent, parent), offset)
-        offset += words(graph.facts[name], layout)

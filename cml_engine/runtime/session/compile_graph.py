@@ -15,8 +15,7 @@ from cml_engine.compiler.optimize import AS_WRITTEN, NAMES, optimize
 from cml_engine.compiler.passes.direct_convolutions import compute_directly, wide_range_of
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.decisions import Decisions, check_decisions
-from cml_engine.compiler.planning.dispatches import PlanOptions, Sibling, share_constants
-from cml_engine.compiler.planning.layouts import Storage
+from cml_engine.compiler.planning.draft import PlanOptions, Sibling, Storage, share_constants
 from cml_engine.compiler.planning.node_order import order_for_memory
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.compiler.random_seed import with_seed
@@ -71,7 +70,7 @@ class CompileOptions:
 
     Parameters
     ----------
-    without : names of passes to leave out; ``"views"`` (``planning/memory.py``) is one of them.
+    without : names of passes to leave out; ``"views"`` (``planning/arena.py``) is one of them.
     blocked_layout : store feature maps on a GPU in blocks of four channels.
     storage : ``"half"`` stores a GPU's feature maps, and the weights that are applied to them, in
         16 bits (docs/faster.md). Arithmetic is always in 32 bits, and the CPU stores 32 bits.
@@ -445,19 +444,13 @@ def make_recompiler(
 
 
 def make_plan(
-    graph: Graph,
-    gpu: Target,
-    options: CompileOptions,
-    sibling: Sibling | None = None,
-    written: Graph | None = None,
+    graph: Graph, gpu: Target, options: CompileOptions, written: Graph | None = None
 ) -> Plan:
     """Returns the plan of an optimized graph for a GPU session; a cooked graph brings its own.
 
-    With a ``sibling``, the plan reuses as much of the sibling's as possible. ``written`` is the
-    graph before the passes; decisions of the caller may use its tensor names.
+    ``written`` is the graph before the passes; decisions of the caller may use its tensor names.
     """
-
-    return _plan_in_order(graph, gpu, options, sibling, written)[1]
+    return _plan_in_order(graph, gpu, options, None, written)[1]
 
 
 def _plan_in_order(

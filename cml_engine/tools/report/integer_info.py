@@ -16,7 +16,7 @@ from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.layouts import layouts_for
-from cml_engine.compiler.planning.lower import lower
+from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.ir.graph import Graph
 from cml_engine.tools.report.model_info import PORTABLE
 

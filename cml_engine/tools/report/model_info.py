@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.plan import BandedOperators, Plan
-from cml_engine.compiler.planning.dispatches import PlanOptions
-from cml_engine.compiler.planning.layouts import Storage, layouts_for
-from cml_engine.compiler.planning.lower import lower
+from cml_engine.compiler.planning.draft import PlanOptions, Storage
+from cml_engine.compiler.planning.layouts import layouts_for
+from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.cooked.load import Artifact
 from cml_engine.cooked.plan_section import CookedPlan
 from cml_engine.io.json_files import JsonObject

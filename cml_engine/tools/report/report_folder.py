@@ -468,6 +468,19 @@ def _add_passes(folder: ReportFolder) -> None:
     folder.add("passes", html(note(remark), table(titles, rows)))
 
 
+def _add_planning(folder: ReportFolder) -> None:
+    """Adds a table of the stages that made the plan; writes ``planning.json``."""
+    stages = folder.facts.plan.stages
+    data = [{"stage": name, "changed": figures, "why": why} for name, why, figures in stages]
+    rows = [
+        (name, ", ".join(f"{number} {unit}" for unit, number in figures.items()), why)
+        for name, why, figures in stages
+    ]
+    caption = "After the passes, in this order." if stages else "The cooked file has the plan."
+    body = html(note(caption), table(("stage", "result", "what it does"), rows))
+    folder.add("planning", body, folder.write_json("planning.json", data))
+
+
 def _plain_text(graph: Graph) -> str:
     """Returns the graph as a text with a line for each node and for each epilogue."""
 
@@ -513,6 +526,7 @@ SECTIONS: dict[str, Callable[[ReportFolder], None]] = {
     "memory": _add_memory,
     "decisions": _add_decisions,
     "passes": _add_passes,
+    "planning": _add_planning,
 }
 
 

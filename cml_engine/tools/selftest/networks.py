@@ -10,7 +10,7 @@ from statistics import median
 import numpy as np
 
 from cml_engine.compiler.integer.digest import run_digest
-from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.draft import PlanOptions
 from cml_engine.formats.graph_builder import GraphBuilder
 from cml_engine.formats.loading import load
 from cml_engine.io.json_files import read_json

@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import cml_engine as cml
 from cml_engine import FrameScheduler, ops
-from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.draft import PlanOptions
 from cml_engine.cooked.cook import cook
 from cml_engine.runtime.node_check import check_nodes
 from cml_engine.scheduler.planning.plan import operators_per_frame

@@ -11,9 +11,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import cml_engine as cml
 from cml_engine.compiler.passes.infer import infer_facts
-from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.draft import PlanOptions
 from cml_engine.compiler.planning.layouts import layouts_for
-from cml_engine.compiler.planning.lower import lower
+from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.block_weights import nearest_blocks
 from cml_engine.ir.graph import Fact, Graph, Node

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import cml_engine.ops.conv.kernels.winograd
-from cml_engine.compiler.planning.dispatches import PlanOptions
-from cml_engine.compiler.planning.lower import lower
-from cml_engine.compiler.planning.plan_graph import plan_graph
+from cml_engine.compiler.planning.draft import PlanOptions
+from cml_engine.compiler.planning.plan_graph import lower, plan_graph
 from cml_engine.errors import InputError, ShapeError
 from cml_engine.ir.graph import Attrs, Epilogue, Fact
 from cml_engine.ir.layout import C4

@@ -12,7 +12,7 @@ import pytest
 import cml_engine as cml
 from cml_engine import ops
 from cml_engine.compiler.optimize import optimize
-from cml_engine.compiler.planning.lower import lower
+from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.errors import DeviceError, ShaderCompileError
 from cml_engine.gpu.device import PipelineCache
 from cml_engine.gpu.shaders.dump import dump_kernel

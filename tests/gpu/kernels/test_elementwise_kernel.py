@@ -8,7 +8,7 @@ import pytest
 import cml_engine as cml
 import cml_engine.ops.elementwise.elementwise
 from cml_engine import ops
-from cml_engine.compiler.planning.lower import lower
+from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.ir.layout import C4
 from cml_engine.ops.declaration.spec import Case
 from cml_engine.testing import case_graph, check, check_on_gpu

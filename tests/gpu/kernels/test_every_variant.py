@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from cml_engine.compiler.planning.dispatches import PlanOptions
-from cml_engine.compiler.planning.lower import lower
+from cml_engine.compiler.planning.draft import PlanOptions
+from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.ir.layout import C4, C4H
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.choice import VariantTable

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cml_engine.compiler.planning.lower import lower
+from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.graph import Attrs, Epilogue, Fact
 from cml_engine.ir.layout import C4, C4H

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.passes.group_normalization import normalize_groups
 from cml_engine.compiler.planning.layouts import choose_layout
-from cml_engine.compiler.planning.lower import lower
+from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.ir.layout import C4
 from cml_engine.ir.limits import Limits

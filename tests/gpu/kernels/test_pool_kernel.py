@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import cml_engine.ops.pooling.pooling  # noqa: F401
-from cml_engine.compiler.planning.lower import lower
+from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.ir.layout import C4
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.registry import lookup

@@ -9,7 +9,7 @@ import pytest
 import cml_engine as cml
 import cml_engine.ops.pooling.pooling
 import cml_engine.ops.reduction.reduction
-from cml_engine.compiler.planning.lower import lower
+from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.ir.layout import C4
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.spec import Case, Random

@@ -8,9 +8,9 @@ from numpy.testing import assert_array_equal
 
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.passes import rules
-from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.draft import PlanOptions
 from cml_engine.compiler.planning.layouts import choose_layout
-from cml_engine.compiler.planning.lower import lower
+from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.runtime.session import Session

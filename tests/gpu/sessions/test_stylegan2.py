@@ -6,7 +6,7 @@ import pytest
 import cml_engine as cml
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.layouts import choose_layout
-from cml_engine.compiler.planning.lower import lower
+from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.ir.limits import Limits
 from examples.stylegan2 import __main__ as command
 from examples.stylegan2.network import build

@@ -15,7 +15,7 @@ pytest.importorskip("onnxruntime")
 import cml_engine as cml  # noqa: E402
 from cml_engine.compiler.optimize import optimize  # noqa: E402
 from cml_engine.compiler.planning.layouts import choose_layout  # noqa: E402
-from cml_engine.compiler.planning.lower import lower  # noqa: E402
+from cml_engine.compiler.planning.plan_graph import lower  # noqa: E402
 from cml_engine.demo_game.chain import MODELS  # noqa: E402
 from cml_engine.errors import CmlError, UnsupportedOp  # noqa: E402
 from cml_engine.formats import loading  # noqa: E402

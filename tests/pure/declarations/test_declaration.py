@@ -10,7 +10,7 @@ import cml_engine as cml
 from cml_engine import ops
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.passes.infer import infer_facts
-from cml_engine.compiler.planning.lower import lower as plan
+from cml_engine.compiler.planning.plan_graph import lower as plan
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.errors import OperatorError
 from cml_engine.gpu.shaders.hlsl import parse_params

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from cml_engine import ops
-from cml_engine.compiler.planning.dispatches import PlanOptions
-from cml_engine.compiler.planning.lower import lower
+from cml_engine.compiler.planning.draft import PlanOptions
+from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.ir.limits import Limits
 from cml_engine.nnef.expansion.signatures import EXTENSIONS, STDLIB
 from cml_engine.ops.declaration.choice import NO_VARIANTS, VariantTable

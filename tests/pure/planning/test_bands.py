@@ -18,7 +18,7 @@ from cml_engine.compiler.planning.bands.rewrite import (
     rewrite_in_bands,
 )
 from cml_engine.compiler.planning.decisions import decisions_of, resolve_overrides
-from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.draft import PlanOptions
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.cooked.cook import cook
 from cml_engine.cooked.profiles import PROFILES

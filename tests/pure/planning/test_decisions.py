@@ -13,10 +13,9 @@ from cml_engine.compiler.planning.decisions import (
     parse_decisions,
     resolve_overrides,
 )
-from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.draft import PlanOptions
 from cml_engine.compiler.planning.layouts import layouts_for
-from cml_engine.compiler.planning.lower import lower
-from cml_engine.compiler.planning.plan_graph import plan_graph
+from cml_engine.compiler.planning.plan_graph import lower, plan_graph
 from cml_engine.errors import OperatorError
 from cml_engine.ir.limits import Limits
 from cml_engine.ops import Case, Random

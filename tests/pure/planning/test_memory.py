@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from cml_engine import load
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.layouts import choose_layout
-from cml_engine.compiler.planning.lower import lower
 from cml_engine.compiler.planning.memory import Lifetime, place_in_segments
+from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.demo_game.chain import MODELS
 from cml_engine.errors import InputError
 from cml_engine.ir.limits import Limits

@@ -6,7 +6,7 @@ import cml_engine as cml
 from cml_engine import ops
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.passes.partition import group_cpu_operators
-from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.draft import PlanOptions
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.ir.limits import Limits
 from tests.fixtures.graphs import Net, random_graph

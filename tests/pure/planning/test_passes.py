@@ -20,7 +20,7 @@ from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.compiler.passes.rules import Rule, _Sweep, register_rule, rewrite, unregister_rule
 from cml_engine.compiler.passes.sink_transposes import sink_transposes
 from cml_engine.compiler.planning.layouts import choose_layout
-from cml_engine.compiler.planning.lower import lower
+from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.errors import ModelError, OperatorError, ShapeError, Source
 from cml_engine.ir.graph import Attrs, Epilogue, Fact, Graph

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from cml_engine.compiler.optimize import optimize
-from cml_engine.compiler.planning.dispatches import Sibling, is_same, share_constants
+from cml_engine.compiler.planning.draft import Sibling, is_same, share_constants
 from cml_engine.compiler.planning.layouts import layouts_for
-from cml_engine.compiler.planning.lower import lower
+from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Fact, Graph, Node
 from cml_engine.ir.limits import Limits

@@ -11,7 +11,7 @@ from cml_engine.compiler.planning.layouts import (
     layouts_for,
     rounded_weights,
 )
-from cml_engine.compiler.planning.lower import lower
+from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.errors import InputError
 from cml_engine.gpu.memory.tensors import from_words, to_words
 from cml_engine.ir.graph import Fact, Node

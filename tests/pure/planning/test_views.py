@@ -6,15 +6,16 @@ import pytest
 
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.passes.infer import infer_node
-from cml_engine.compiler.planning import lower as arena
-from cml_engine.compiler.planning.dispatches import Draft, PlanOptions
+from cml_engine.compiler.planning import arena
+from cml_engine.compiler.planning.dispatches import lower_nodes
+from cml_engine.compiler.planning.draft import Draft, PlanOptions
 from cml_engine.compiler.planning.layouts import choose_layout
-from cml_engine.compiler.planning.lower import lower
 from cml_engine.compiler.planning.memory import (
     PartPlace,
     place_in_segments,
     resolve_view,
 )
+from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.ir.graph import Node
 from cml_engine.ir.layout import C4, PLAIN
 from cml_engine.ir.limits import Limits
@@ -27,7 +28,10 @@ ALIGNED = replace(Limits(), storage_offset_alignment=32)
 def views_of(graph, alignment=32, layouts=None):
     limits = replace(Limits(), storage_offset_alignment=alignment)
     layouts = choose_layout(graph) if layouts is None else layouts
-    return arena.views_of(arena.complete_draft(Draft(graph, limits, layouts, PlanOptions())))
+    draft = Draft(graph, limits, PlanOptions(), layouts=layouts)
+    for stage in (arena.share_memory, lower_nodes, arena.find_lifetimes, arena.decide_views):
+        draft = stage(draft)
+    return draft.views
 
 
 def steps(graph, **options):

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from benchmarks import devices
+from cml_engine.compiler.planning.plan_graph import PLAN_STAGES
 from cml_engine.tools import cli
 from tests.fixtures.pages import ROOT, examples
 from tests.proofs import onnx_nodes
@@ -42,6 +43,12 @@ def test_every_example_is_python(document):
 def test_the_values_on_the_way_to_a_frame_print_as_on_their_page():
     found = doctest.testfile(str(ROOT / "docs/design/graph.md"), module_relative=False)
     assert found.failed == 0 and found.attempted > 10
+
+
+def test_the_stages_of_planning_are_those_of_the_table():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page.partition("| stage |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)`", table, re.M) == [name for name, _, _ in PLAN_STAGES]
 
 
 def test_the_flags_of_a_browser_are_those_of_our_tests():

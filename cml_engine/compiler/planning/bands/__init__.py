@@ -7,5 +7,5 @@ than once. Bands are used if a plan would exceed its memory limit.
 
 ``rewrite.py`` tells which operators can be computed in bands, computes the rows of each band and
 builds the graph in bands. ``estimates.py`` estimates the memory of runs in bands.
-``planning/plan_graph.py`` chooses the runs and makes the plan.
+``search.py`` chooses the runs and makes the draft in bands.
 """

@@ -16,7 +16,7 @@ from math import ceil, inf
 import numpy as np
 
 from cml_engine.compiler.planning.bands.rewrite import GraphRows, RowRule
-from cml_engine.compiler.planning.dispatches import Draft
+from cml_engine.compiler.planning.draft import Draft
 from cml_engine.compiler.planning.memory import (
     Lifetime,
     Views,
@@ -41,13 +41,13 @@ class MemoryUsage:
 
     def __init__(self, draft: Draft, views: Views) -> None:
         self.draft, self.graph, self.views = draft, draft.graph, views
-        self.items = rounded_up(merge_lifetimes(draft.items, views), draft.align)
+        self.items = rounded_up(merge_lifetimes(draft.lifetimes, views), draft.align)
 
     @cached_property
     def steps(self) -> list[tuple[int, int]]:
         """For each node, the numbers of its first dispatch and of the dispatch after its last."""
         counts = dict.fromkeys((node.outputs[0] for node in self.graph.nodes), 0)
-        for node, *_ in self.draft.dispatches:
+        for node, *_ in self.draft.lowered.dispatches:
             counts[node.outputs[0]] += 1
         ends = list(accumulate(counts.values()))
         return [(end - n, end) for end, n in zip(ends, counts.values(), strict=True)]
@@ -73,7 +73,7 @@ class MemoryUsage:
     def node_work(self) -> list[float]:
         """The work of each node in operations; its memory traffic is converted to operations."""
         by_node = dict.fromkeys((node.outputs[0] for node in self.graph.nodes), 0.0)
-        for node, _, _, cost in self.draft.dispatches:
+        for node, _, _, cost in self.draft.lowered.dispatches:
             by_node[node.outputs[0]] += cost.flops + FLOPS_PER_BYTE * cost.bytes
         return list(by_node.values())
 
@@ -218,8 +218,8 @@ class RunFacts:
         usage = self.usage
         lives = {item.name: item for item in usage.items}
         touched: dict[str, list[int]] = {}
-        alias = usage.draft.alias
-        launches = usage.draft.dispatches
+        alias = usage.draft.sharing.alias
+        launches = usage.draft.lowered.dispatches
         for step, (_, _, dispatch, _) in enumerate(launches):
             for name in dict.fromkeys(dispatch.tensors):
                 root, _ = resolve_view(usage.views, alias.get(name, name))
@@ -250,8 +250,8 @@ class RunFacts:
         without scratch."""
         n_rounds = [1.0] * len(self.usage.steps)
         filled: dict[str, list[int]] = {}
-        for _, _, dispatch, _ in self.usage.draft.dispatches:
-            for name in self.usage.draft.scratch.keys() & set(dispatch.tensors):
+        for _, _, dispatch, _ in self.usage.draft.lowered.dispatches:
+            for name in self.usage.draft.lowered.scratch.keys() & set(dispatch.tensors):
                 filled.setdefault(name, []).append(dispatch.groups)
         # dispatches that fill and read the scratch come in pairs
         for name, groups in filled.items():
