@@ -58,7 +58,7 @@ CONSTANTS: dict[str, int] = _values(
 )
 #: tags of sections of which a file has at most one
 SINGLE_SECTIONS = str([tag for tag, (_, most) in schema.COUNTS.items() if most == 1])[1:-1]
-#: numbers with which every player decides, by their names in C and JavaScript
+#: numbers with which every player decides, by their names in C
 PLANNING: dict[str, float] = {
     **_values(
         (
@@ -90,11 +90,6 @@ def records() -> list[type[PackedRow]]:
 def _snake(record: type[PackedRow]) -> str:
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", record.__name__).lower()
     return name if name.endswith(("_row", "_head", "_header")) else f"{name}_row"
-
-
-def _camel(record: type[PackedRow]) -> str:
-    first, *rest = _snake(record).split("_")
-    return first + "".join(word.title() for word in rest)
 
 
 # --- C

@@ -68,11 +68,10 @@ def factors(measured: Sequence[tuple[StepCost, float]]) -> dict[str, float]:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("python -m benchmarks.first_guess", description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--file", type=Path, default=FILE)
-    options = parser.parse_args(arguments)
+    rounds = parser.parse_args(arguments).rounds
     command.fetch_assets()
     gpu = command.open_gpu()
-    measured = [row for model in MODELS for row in measure(model, gpu, options.rounds)]
+    measured = [row for model in MODELS for row in measure(model, gpu, rounds)]
     where = command.machine()
     kernels = factors(measured)
     written = {
@@ -85,8 +84,8 @@ def main(arguments: Sequence[str]) -> int:
         "launch_ms": _LAUNCH_MS,
         "kernels": kernels,
     }
-    options.file.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
-    print(f"{options.file}: {len(kernels)} kernels and variants")
+    FILE.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+    print(f"{FILE}: {len(kernels)} kernels and variants")
     return 0
 
 

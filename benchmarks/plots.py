@@ -99,25 +99,24 @@ FIGURES: Mapping[str, tuple[Callable[[Any, Figure], None], str]] = {
 }
 
 
-def draw(name: str, numbers: Path, folder: Path) -> Path:
-    """Draws the figure ``name`` from a JSON file of numbers into ``folder``; returns its path."""
+def draw(name: str, numbers: Path) -> Path:
+    """Draws the figure ``name`` from a JSON file of numbers into ``docs/``; returns its path."""
     from matplotlib.figure import Figure
 
     figure = Figure(layout="constrained")
     FIGURES[name][0](json.loads(numbers.read_text(encoding="utf-8")), figure)
-    figure.savefig(folder / name, dpi=130)
-    return folder / name
+    figure.savefig(DOCS / name, dpi=130)
+    return DOCS / name
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("python -m benchmarks.plots", description=__doc__)
     parser.add_argument("figures", nargs="*", choices=[*FIGURES, []], help="all if left out")
-    parser.add_argument("--folder", type=Path, default=DOCS)
     options = parser.parse_args(arguments)
     for name in options.figures or FIGURES:
         numbers = OUT / FIGURES[name][1]
         try:
-            print(draw(name, numbers, options.folder))
+            print(draw(name, numbers))
         except ImportError:
             print("error: matplotlib is missing: pip install -e '.[plot]'", file=sys.stderr)
             return 1

@@ -96,7 +96,6 @@ def parser() -> argparse.ArgumentParser:
     add("--mode", choices=("sliced", "layer", "unsliced", "off"), default="sliced",
         help="networks within the budget, one operator per frame, whole networks "
         "in a frame, or none")  # fmt: skip
-    add("--unsliced", dest="mode", action="store_const", const="unsliced")
     add("--compare", action="store_true", help="headless: all four modes, one table")
     add("--film", type=film, metavar="FILE.gif", help="headless: write a short film "
         "of the flight")  # fmt: skip

@@ -31,6 +31,8 @@ graph net(x) -> (y)
     y = relu(t{layers});
 }}
 """
+#: the networks' budget, the host's own work, and the size of the network in place of a renderer
+_BUDGET_MS, _HOST_MS, _RENDERER_LAYERS = 4.0, 2.0, 6
 #: frames until costs are learned, and until the last timings have arrived
 _WARM_UP, _DRAIN = 150, 12
 
@@ -50,13 +52,12 @@ class Frames:
     predicted ms of its networks and, once known, the measured ms.
     """
 
-    def __init__(self, budget_ms: float, renderer_layers: int, host_ms: float) -> None:
-        gpu = cml.Gpu()
-        self.gpu, self.host_ms = gpu, host_ms
-        self.scheduler = FrameScheduler(gpu, budget_ms=budget_ms)
+    def __init__(self) -> None:
+        self.gpu = gpu = cml.Gpu()
+        self.scheduler = FrameScheduler(gpu, budget_ms=_BUDGET_MS)
         self.session = network(gpu, 128, 40)
         self.inputs = {"x": np.ones((1, 8, 128, 128), np.float32)}
-        self.renderer = network(gpu, 128, renderer_layers)
+        self.renderer = network(gpu, 128, _RENDERER_LAYERS)
         self.renderer.run({"x": np.ones((1, 8, 128, 128), np.float32)})
         program: Any = self.renderer.program
         self.drawing = [Slice(program, i, 0, c.groups) for i, c in enumerate(program.step_costs())]
@@ -67,7 +68,7 @@ class Frames:
     def frame(self) -> None:
         """Runs one frame and adds its row to ``rows``."""
         start = time.perf_counter()
-        while time.perf_counter() < start + self.host_ms / 1e3:
+        while time.perf_counter() < start + _HOST_MS / 1e3:
             pass
         self.jobs = [job for job in self.jobs if not job.ended]
         while len(self.jobs) < 2:
@@ -89,11 +90,8 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.frames.noise", description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--frames", type=int, default=1500)
-    parser.add_argument("--budget-ms", type=float, default=4.0)
-    parser.add_argument("--renderer-layers", type=int, default=6)
-    parser.add_argument("--host-ms", type=float, default=2.0)
     a = parser.parse_args()
-    frames = Frames(a.budget_ms, a.renderer_layers, a.host_ms)
+    frames = Frames()
     for _ in range(a.frames + _WARM_UP + _DRAIN):
         frames.frame()
     complete = [row for row in list(frames.rows.values())[_WARM_UP:] if len(row) == 3]

@@ -52,9 +52,6 @@ def peaks_of(meter: PeakMeter, rounds: int) -> Peaks:
 
 def main(arguments: Sequence[str]) -> int:
     parser = command.make_parser("python -m benchmarks.kernels", __doc__, "kernels", "all")
-    parser.add_argument(
-        "--least", type=float, default=0.02, help="share of the time from which a row is shown"
-    )
     options = parser.parse_args(arguments)
     command.fetch_assets()
     gpu = command.open_gpu()
@@ -71,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     for model in command.chosen_models(options):
         kernels = measure(model, gpu, meter, options.rounds)
         measured += kernels
-        texts.append(f"### {model}\n\n{markdown(kernels, options.least)}")
+        texts.append(f"### {model}\n\n{markdown(kernels)}")
         print(f"\n{texts[-1]}", flush=True)
     report = {
         "machine": {**command.machine(), "gpu": gpu.name},

@@ -22,6 +22,9 @@ import numpy as np
 
 import cml_engine as cml
 
+#: the share of the time from which on an operator is listed
+_LEAST_SHARE = 0.02
+
 
 class Answer(TypedDict):
     """A turn of one network: ms of a whole run, ms of its operators by name, and the digest of
@@ -53,14 +56,13 @@ def work() -> None:
         print(json.dumps(answer), flush=True)
 
 
-def table(turns: list[tuple[Answer, Answer]], least: float) -> list[str]:
-    """Returns a line for the whole run, and for each operator that takes the share ``least`` of
-    the time."""
+def table(turns: list[tuple[Answer, Answer]]) -> list[str]:
+    """Returns a line for the whole run, and for each operator that takes a part of it that counts."""
     old, new = turns[-1]
     lines = [_line("whole run", [(one["run"], two["run"]) for one, two in turns])]
     times: Mapping[str, float] = old["operators"]
     for name in sorted(times.keys() & new["operators"].keys(), key=lambda name: -times[name]):
-        if times[name] >= least * sum(times.values()):
+        if times[name] >= _LEAST_SHARE * sum(times.values()):
             ms = [(one["operators"][name], two["operators"][name]) for one, two in turns]
             lines.append(_line(name, ms))
     changed = sorted(times.keys() ^ new["operators"].keys())
@@ -92,7 +94,6 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.kernels.pairs", description=__doc__)
     parser.add_argument("folder", type=Path, help="the other checkout")
     command.add_choices(parser, "all")
-    parser.add_argument("--least", type=float, default=0.02, help="the least share that is shown")
     options = parser.parse_args()
     if not (options.folder / "cml_engine").is_dir():
         parser.error("FOLDER must be another checkout of this project")
@@ -109,7 +110,7 @@ def main() -> None:
                 order = (0, 1) if number % 2 else (1, 0)  # the first may find the machine slower
                 answers = {i: workers[i].ask(folder) for i in order}
                 turns.append((answers[0], answers[1]))
-        print("\n".join((model, *table(turns, options.least))), flush=True)
+        print("\n".join((model, *table(turns))), flush=True)
 
 
 if __name__ == "__main__":

@@ -59,20 +59,19 @@ SHAPES: tuple[tuple[str, str, Case], ...] = (
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.kernels.products", description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--only", default="", help="shapes whose names contain this")
-    arguments = parser.parse_args()
+    rounds = parser.parse_args().rounds
     load_families()
     gpu = Gpu()
     works: dict[str, Work] = {}
     fma, copy = Control(gpu, fma=True), Control(gpu, fma=False)
     works["control: products on registers"] = (fma.run, fma.flops)
     works["control: copy (GB/s)"] = (copy.run, copy.nbytes)
-    for name, op, case in (shape for shape in SHAPES if arguments.only in shape[0]):
+    for name, op, case in SHAPES:
         works |= {f"{name} {kernel}": work for kernel, work in _by_kernel(gpu, op, case).items()}
     works["NumPy 3x3 64>64 64²"] = _numpy(SHAPES[0][2])
     print(gpu.name)
     timers = {name: elapsed(run) for name, (run, _) in works.items()}
-    _print(in_turns(timers, arguments.rounds), works)
+    _print(in_turns(timers, rounds), works)
 
 
 def _by_kernel(gpu: Gpu, op: str, case: Case) -> dict[str, Work]:

@@ -15,6 +15,8 @@ from cml_engine.ops.declaration.spec import Cost
 #: the share of a peak from which on it limits a kernel; a kernel below all of them is limited by
 #: the instructions around its products, which no control measures
 _NEAR = 1 / 3
+#: the share of a network's time from which on a kernel is listed
+_LEAST_SHARE = 0.02
 #: FLOPs of Winograd's transforms of a 6x6 tile, four channels at a time: twelve transforms of six
 #: values with 20 operations each, and ten transforms of six sums with 16
 _INPUT_FLOPS, _OUTPUT_FLOPS = 4 * 12 * 20, 4 * 10 * 16
@@ -141,13 +143,13 @@ _HEAD = (
 )  # fmt: skip
 
 
-def markdown(kernels: Sequence[KernelTimes], least: float) -> str:
+def markdown(kernels: Sequence[KernelTimes]) -> str:
     """Returns a Markdown table of one network's kernels, the longest first.
 
-    Kernels below the share ``least`` of the network's time are combined in the last row.
+    Kernels that take little of the network's time are combined in the last row.
     """
-    listed = sorted((k for k in kernels if k.time_share >= least), key=lambda k: -k.ms)
-    combined = [k for k in kernels if k.time_share < least]
+    listed = sorted((k for k in kernels if k.time_share >= _LEAST_SHARE), key=lambda k: -k.ms)
+    combined = [k for k in kernels if k.time_share < _LEAST_SHARE]
     rows = [_row(kernel) for kernel in listed]
     if combined:
         dispatches, ms = sum(k.dispatches for k in combined), sum(k.ms for k in combined)

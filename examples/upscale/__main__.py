@@ -18,20 +18,16 @@ from examples.upscale import assets, pictures
 OUT = Path(__file__).resolve().parents[2] / "out"
 
 
-def show(before: Image.Image, after: Image.Image, out: Path, excerpt: Path | None) -> None:
+def show(before: Image.Image, after: Image.Image, out: Path) -> None:
     """Writes ``before``, and both pictures side by side, to the folder ``out``.
 
-    Writes a part of both to the file ``excerpt``, if given. Prints the paths of all pictures.
+    Prints the paths of all pictures.
     """
     titles = ("before: bicubic", "after: network")
     before.save(out / "before.png")
     pictures.side_by_side(before, after, titles).save(out / "upscale.png")
     for name in ("before.png", "after.png", "upscale.png"):
         print(f"  {out / name}")
-    if excerpt:
-        before_part, after_part = (picture.crop(pictures.EXCERPT) for picture in (before, after))
-        pictures.side_by_side(before_part, after_part, titles).save(excerpt, optimize=True)
-        print(f"  {excerpt}")
 
 
 def upscale(options: argparse.Namespace) -> None:
@@ -54,7 +50,7 @@ def upscale(options: argparse.Namespace) -> None:
     print(f"{size[0]}x{size[1]} -> {before.width}x{before.height} in {seconds:.2f} s")
     print(session.rank(inputs))
     with Image.open(out / "after.png") as after:
-        show(before, after, out, options.excerpt)
+        show(before, after, out)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -63,7 +59,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--height", type=int, default=128)
     parser.add_argument("--backend", choices=("auto", "gpu", "cpu"), default="auto")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the pictures")
-    parser.add_argument("--excerpt", type=Path, help="the README's picture goes to this file")
     return parser.parse_args(arguments)
 
 

@@ -9,8 +9,6 @@ from PIL import Image, ImageDraw, ImageFont
 FACTOR = 4
 #: the used part of the photo (left, upper, right, lower)
 _CROP = (60, 20, 380, 276)
-#: the part of the enlarged picture that the README shows, pixel by pixel
-EXCERPT = (140, 110, 560, 420)
 _GAP = 8
 _MARGIN = 10
 
