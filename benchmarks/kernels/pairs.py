@@ -57,7 +57,7 @@ def work() -> None:
 
 
 def table(turns: list[tuple[Answer, Answer]]) -> list[str]:
-    """Returns a line for the whole run, and for each operator that takes a part of it that counts."""
+    """Returns a line for the whole run, and for each operator that takes enough of the time."""
     old, new = turns[-1]
     lines = [_line("whole run", [(one["run"], two["run"]) for one, two in turns])]
     times: Mapping[str, float] = old["operators"]
