@@ -40,8 +40,8 @@ _WASM_OPT = (
 _BUILD = "import sys; from hatchling import build; getattr(build, sys.argv[1])(sys.argv[2])"
 
 
-def build_packages(folder: Path) -> None:
-    """Writes every package of a release into an existing folder.
+def build_packages(folder: Path, *, npm: bool = True) -> None:
+    """Writes every package of a release into an existing folder; without ``npm`` all but that one.
 
     The source distribution comes first, with the core of the web player, which is compiled for it.
     The others are built from an unpacked copy of it, so that none of them holds another file that
@@ -55,8 +55,9 @@ def build_packages(folder: Path) -> None:
             archive.extractall(unpacked, filter="data")
         (tree,) = Path(unpacked).iterdir()
         _run_hatchling("build_wheel", tree, folder)
-        build_npm(tree, folder)
         build_c(tree, folder)
+        if npm:
+            build_npm(tree, folder)
 
 
 def build_npm(tree: Path, folder: Path) -> None:

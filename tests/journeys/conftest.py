@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -66,8 +67,13 @@ class Environment:
 
 @pytest.fixture(scope="session")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the packages of a release, built once unless ``CML_DIST`` names one."""
-    return Path(_DIST) if _DIST else _once(tmp_path_factory, "dist", build_packages)
+    """The folder with the packages of a release, built once unless ``CML_DIST`` names one.
+
+    Built here, it has no npm package, for which programs must be fetched.
+    """
+    if _DIST:
+        return Path(_DIST)
+    return _once(tmp_path_factory, "dist", partial(build_packages, npm=False))
 
 
 @pytest.fixture(scope="session")
