@@ -24,7 +24,6 @@ if TYPE_CHECKING:  # what needs a GPU is imported when there is one
     from cml_engine.demo_game.render.quality import Quality
 
 OUT = Path("out")
-MEGABYTES = FloatRange(1, 1_000_000, "MiB")
 BUDGET = FloatRange(0.001, 60_000, "milliseconds")
 #: the modes that ``--tour`` runs
 TOUR = ("off", "sliced", "unsliced")
@@ -82,8 +81,6 @@ def parser() -> argparse.ArgumentParser:
     add("--size", type=size, metavar="WxH", help="of the picture, in pixels")
     add("--budget-ms", type=BUDGET, help="for the networks in each frame "
         "(default: what the renderer leaves)")  # fmt: skip
-    add("--memory-mb", type=MEGABYTES, help="the most GPU memory that it "
-        "may take")  # fmt: skip
     add("--by-hand", action="store_true", help="begin with the keys, not the path")
     add("--seconds", type=SECONDS, help="close the window after so many")
     add("--headless", action="store_true", help="no window: a scripted flight")
@@ -160,8 +157,7 @@ def run(options: argparse.Namespace) -> int:
 
         check_panels(options.panels)
     try:
-        budget = int(options.memory_mb * 2**20) if options.memory_mb else None
-        gpu = cml.Gpu(budget_bytes=budget)
+        gpu = cml.Gpu()
     except cml.DeviceError as error:
         if options.planet is not None:
             raise

@@ -75,10 +75,9 @@ class VisibleTile:
 
 @dataclass(frozen=True, slots=True)
 class DrawStats:
-    """The numbers of tiles, terrain triangles and tiles with plants that a frame drew."""
+    """The numbers of tiles and of tiles with plants that a frame drew."""
 
     tiles: int
-    triangles: int
     planted_tiles: int
 
 
@@ -253,7 +252,7 @@ class Renderer:
         render.end()
         if smaller:
             self._fill(encoder, target_view, timed())
-        return DrawStats(len(nearest), len(nearest) * self._drawn_mesh.count // 3, planted)
+        return DrawStats(len(nearest), planted)
 
     def _fill(
         self,

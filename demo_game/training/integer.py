@@ -142,13 +142,10 @@ def main() -> None:
     """Makes the integer network of every agent, or of ``--only``, and prints its error."""
     parser = argparse.ArgumentParser("python -m demo_game.training.integer", description=__doc__)
     parser.add_argument("--only", choices=LOST, help="one agent")
-    parser.add_argument("--report", action="store_true", help="every rounding point")
-    a = parser.parse_args()
-    for name in [a.only] if a.only else LOST:
+    only = parser.parse_args().only
+    for name in [only] if only else LOST:
         integer_graph, report = quantize_agent(name)
         replace_model(INTEGER / f"{name}.nnef", integer_graph)
-        if a.report:
-            print(report)
         loss, n_16_bit = (
             measure_loss(name, integer_graph),
             sum(node.bits == 16 for node in report.nodes),

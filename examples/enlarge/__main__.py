@@ -22,6 +22,7 @@ RENDERINGS = pictures.ROOT / "out" / "pictures"
 #: held-out textures of each family
 _TEXTURES = 4
 _CHECKPOINT_STEPS = 1000
+_STEPS = 12_000
 Enlarge = Callable[[Image.Image], Image.Image]
 
 
@@ -90,9 +91,9 @@ def train(options: argparse.Namespace) -> None:
     torch.manual_seed(0)
     pairs = network.Pairs(RENDERINGS, np.random.default_rng(0))
     began, losses = time.perf_counter(), []
-    for step, (trained, loss) in enumerate(network.train(pairs, options.steps), 1):
+    for step, (trained, loss) in enumerate(network.train(pairs, _STEPS), 1):
         losses.append(loss)
-        if step % _CHECKPOINT_STEPS == 0 or step == options.steps:
+        if step % _CHECKPOINT_STEPS == 0 or step == _STEPS:
             network.export(trained, options.model)
             seconds = time.perf_counter() - began
             print(f"step {step}, {seconds:.0f} s, loss {np.mean(losses):.5f}", flush=True)
@@ -109,7 +110,6 @@ def main(arguments: Sequence[str]) -> int:
         its.set_defaults(command=command)
     for command in (train, evaluate):
         added[command].add_argument("model", type=Path, nargs="?", default=MODELS / "enlarge.onnx")
-    added[train].add_argument("--steps", type=int, default=12000)
     added[samples].add_argument("file", type=Path)
     added[evaluate].add_argument("--backend", choices=("auto", "gpu", "cpu"), default="auto")
     options = parser.parse_args(arguments)
