@@ -30,5 +30,18 @@ CML_T cml_tanh(CML_T x) {
     return cml_with_sign_of(select(a < CML_T(0.2), near, far), x);
 }
 
+CML_T cml_erf(CML_T x) {
+    CML_T a = abs(x);
+    CML_T z = x * x;
+    // near zero the formula below cancels, the series does not
+    CML_T p = z * (-0.0238095238 + z * (4.62962963e-3 - z * 7.57575758e-4));
+    CML_T near = 1.12837917 * a * (CML_T(1.0) + z * (-0.333333333 + z * (0.1 + p)));
+    // Abramowitz and Stegun 7.1.26
+    CML_T t = CML_T(1.0) / (CML_T(1.0) + 0.3275911 * a);
+    CML_T q = (1.061405429 * t - 1.453152027) * t + 1.421413741;
+    CML_T far = CML_T(1.0) - ((q * t - 0.284496736) * t + 0.254829592) * t * exp(-z);
+    return cml_with_sign_of(select(a < CML_T(0.5), near, far), x);
+}
+
 #undef CML_T
 #undef CML_TRUTH

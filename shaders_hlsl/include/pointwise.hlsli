@@ -207,20 +207,6 @@ float cml_pow(float x, float y) {
     return negative && cml_is_odd(y) ? -magnitude : magnitude;
 }
 
-float cml_erf(float x) {
-    float a = abs(x);
-    float z = x * x;
-    if (a < 0.5) {
-        // the series: near 0 the formula below would cancel
-        float p = z * (-0.0238095238 + z * (4.62962963e-3 - z * 7.57575758e-4));
-        return 1.12837917 * x * (1.0 + z * (-0.333333333 + z * (0.1 + p)));
-    }
-    // Abramowitz and Stegun 7.1.26
-    float t = 1.0 / (1.0 + 0.3275911 * a);
-    float p = (1.061405429 * t - 1.453152027) * t + 1.421413741;
-    return cml_with_sign_of(1.0 - ((p * t - 0.284496736) * t + 0.254829592) * t * exp(-z), x);
-}
-
 float cml_softplus(float x) { return (x > 0.0 ? x : 0.0) + cml_log1p(exp(-abs(x))); }
 
 float cml_elu(float x, float alpha) { return x < 0.0 ? alpha * (exp(x) - 1.0) : x; }

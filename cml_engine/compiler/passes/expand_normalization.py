@@ -67,7 +67,7 @@ def _is_by_channel(graph: Graph, node: Node) -> bool:
     x, mean, variance, offset, scale = node.inputs
     result = graph.facts[node.outputs[0]]
     factors = all(per_channel(graph, result, name) for name in (variance, scale))
-    offsets = all(takes_operand(graph, result, name) for name in (mean, offset))
+    offsets = all(takes_operand(graph, result, name, "channels") for name in (mean, offset))
     return factors and offsets and graph.facts[x] == result
 
 

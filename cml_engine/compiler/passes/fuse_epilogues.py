@@ -10,32 +10,34 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from cml_engine.ir.graph import Epilogue, Fact, Graph, Node
-from cml_engine.ops.declaration.epilogue import has_room, is_by_position
+from cml_engine.ops.declaration.epilogue import channel_axis, has_room, is_by_position
 from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.spec import Epilogues
 
 
-def per_channel(graph: Graph, result: Fact, name: str) -> bool:
+def per_channel(graph: Graph, result: Fact, name: str, channel_axis: int = 1) -> bool:
     """Returns True if tensor ``name`` has one value, or one per channel of ``result``: ``[]``,
     ``[1,C]``, ``[1,C,1…]``."""
     shape = graph.facts[name].shape
-    has_channels = len(shape) >= 2 and shape[1] == result.shape[1]
+    has_channels = len(shape) > channel_axis and shape[channel_axis] == result.shape[channel_axis]
     is_broadcast = all(
-        extent == 1 for axis, extent in enumerate(shape) if axis != 1 or not has_channels
+        extent == 1 for axis, extent in enumerate(shape) if axis != channel_axis or not has_channels
     )
     return is_broadcast and len(shape) <= result.rank
 
 
-def takes_operand(graph: Graph, result: Fact, name: str, channels: bool = True) -> bool:
+def takes_operand(graph: Graph, result: Fact, name: str, kind: Epilogues) -> bool:
     """Returns True if an epilogue of a node with this result can read tensor ``name``.
 
-    It can read a single value or a computed tensor of the result's shape; with ``channels`` also
-    one value per channel, or one per position of a single picture.
+    ``kind`` is that of the node's kernel, as :class:`Kernel` describes it.
     """
     fact = graph.facts[name]
     if fact == result and name not in graph.constants:
         return True
-    if not channels:
+    if kind == "places":
         return fact.size == 1 and per_channel(graph, result, name)
+    if kind == "columns":
+        return per_channel(graph, result, name, channel_axis(kind, result))
     return per_channel(graph, result, name) or is_by_position(fact, result)
 
 
@@ -86,8 +88,8 @@ def _fusable_producer(
         if kernel is None or kernel.epilogues == "none" or name in operands:
             continue
         result, epilogue = graph.facts[node.outputs[0]], Epilogue(node.op, operands, node.attrs)
-        channels = kernel.epilogues == "channels"
-        takes_operands = all(takes_operand(graph, result, n, channels) for n in operands)
+        kind = kernel.epilogues
+        takes_operands = all(takes_operand(graph, result, n, kind) for n in operands)
         has_bindings = has_room(graph, producer, (*producer.epilogues, epilogue))
         if takes_operands and has_bindings and graph.facts[name] == result:
             return producer, epilogue

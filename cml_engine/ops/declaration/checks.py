@@ -43,7 +43,7 @@ _ENTRY = re.compile(r"\bvoid\s+kernel\s*\(([^)]*)\)")
 #: the dimensions of threads by the type of the entry's arguments
 _ENTRY_DIMS = {"uint": 1, "uint2": 2, "uint3": 3}
 _LAYOUTS = ("plain", "same", "copies", "each", "blocks", "joins", "any")
-_EPILOGUES = ("none", "places", "channels")
+_EPILOGUES = ("none", "places", "columns", "channels")
 #: the most threads that any device of WebGPU's lets a workgroup have
 _MAX_GROUP = 1024
 #: suffixes of the names that a kernel has for a tensor ``a`` besides ``a``: ``a_size``, …

@@ -19,7 +19,7 @@ from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.expression import LETTERS, Formula
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import formula_of, lookup
-from cml_engine.ops.declaration.spec import Defines
+from cml_engine.ops.declaration.spec import Defines, Epilogues
 
 #: a longer chain is rare, and each step is registers of the producer's kernel
 MAX_STEPS = 5
@@ -98,8 +98,8 @@ def epilogue_of(
 
     Tensors are bound as ``T<slot>``, ``T<slot+1>``, …. With ``vector``, the kernel stores a
     ``float4`` of four channels. An operand is a number, or it has one value for every element of
-    the result, for every index of its axis 1, for all, or (:func:`is_by_position`) for every
-    position. ``sums`` is the type of the kernel's results: ``int`` for integers that exceed the
+    the result, for every channel (:func:`channel_axis`), for all, or (:func:`is_by_position`) for
+    every position. ``sums`` is the type of the kernel's results: ``int`` for integers that exceed the
     precision of floats. With ``appends_to_bias``, integers per channel may be stored after the
     bias; the kernel must call the bias ``BIAS`` and its number of channels ``out_c``.
     """
@@ -218,13 +218,15 @@ class _Statements:
         """Binds an operand and returns its HLSL type and the HLSL that reads it."""
         op, graph = self.op, self.op.graph
         result, fact, number = op.outputs[0], op.fact(name), _number(graph, name)
-        channels, value = result.shape[1], op.constant(name)
+        kernel = lookup(op.node.op).kernel
+        kind: Epilogues = kernel.epilogues if kernel else "none"
+        channels, value = result.shape[channel_axis(kind, result)], op.constant(name)
         if number is not None:
             return "float", self._value(number)
         if fact.size == 1:
             return self.kind, self._read(f"{self.kind}({self._bind(name, 'float')}[0])")
         by_element = value is None and fact == result
-        if not by_element and is_by_position(fact, result):
+        if not by_element and kind != "columns" and is_by_position(fact, result):
             positions = self._value(float(fact.size))
             tensor = self._bind(name, "float")
             return self.kind, f"{self.kind}({tensor}[at - operands.number * uint({positions})])"
@@ -244,6 +246,11 @@ class _Statements:
             f"cannot apply '{epilogue.op}' with '{name}', {fact} ({op.layout(name)}), to its "
             f"result, {result} ({op.layout(op.out_names[0])}); run it as its own node"
         )
+
+
+def channel_axis(kind: Epilogues, result: Fact) -> int:
+    """Returns the axis of a result whose indices are an epilogue's channels."""
+    return result.rank - 1 if kind == "columns" else 1
 
 
 def is_by_position(operand: Fact, result: Fact) -> bool:

@@ -36,7 +36,7 @@ _COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 #: shader functions that return a condition, and those that also take a ``float4``
 _CONDITIONS = frozenset({"cml_isnan", "cml_isinf", "cml_negative", "cml_unequal"})
 _VECTOR_FUNCTIONS = frozenset(
-    "abs exp exp2 log log2 sqrt floor ceil cml_negative cml_clamp cml_sigmoid cml_tanh "
+    "abs exp exp2 log log2 sqrt floor ceil cml_negative cml_clamp cml_sigmoid cml_tanh cml_erf "
     "cml_requantize cml_requantize_signed cml_requantize_wide cml_requantize_wide_signed "
     "cml_requantize_pair cml_requantize_product cml_integer_numbers".split()
 )

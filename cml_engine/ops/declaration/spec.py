@@ -35,6 +35,8 @@ GROUP = 64
 #: the blocked feature maps of a node that may be stored in 16 bits: none; each independently; all
 #: or none; the operands
 Half = Literal["none", "each", "alike", "reads"]
+#: the operands of the elementwise operators that a kernel can apply to its result
+Epilogues: TypeAlias = Literal["none", "places", "columns", "channels"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,7 @@ class Kernel:
         function ``half(node, facts) -> Half`` if that differs between nodes.
     epilogues : the operands of the elementwise operators that the kernel can apply to its result
         before storing it: ``"places"``: one number, or one for each element of the result;
+        ``"columns"``: also one for each index of the last axis;
         ``"channels"``: also one for each channel or each position.
     in_place : the operand whose memory the first result may take if nothing reads the operand
         afterwards. Each thread must then read of it only the elements that the thread itself
@@ -175,7 +178,7 @@ class Kernel:
     group: int | tuple[int, ...] = GROUP
     layouts: Literal["plain", "same", "copies", "each", "blocks", "joins", "any"] = "plain"
     half: Half | Callable[[Node, Mapping[str, Fact]], Half] = "none"
-    epilogues: Literal["none", "places", "channels"] = "none"
+    epilogues: Epilogues = "none"
     in_place: str = ""
     trusted: bool = False
     source: str = ""

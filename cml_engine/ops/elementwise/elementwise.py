@@ -75,7 +75,7 @@ declare("erf", "cml_erf(a)", erf, flops=24, tolerance=_FIT, low=-4, high=4, extr
 declare(
     "gelu_erf", "0.5 * a * (1.0 + cml_erf(0.70710678 * a))", _gelu, flops=28,
     tolerance=Tolerance(4e-6, 2e-6, "as erf, times half of x"), low=-5, high=5,
-    extra=((_ERF_EDGES,),),
+    extra=((_ERF_EDGES,),), fusable=True,
 )  # fmt: skip
 
 

@@ -104,8 +104,7 @@ define(
         "matmul",
         infer=_matmul_infer,
         cpu=_matmul_cpu,
-        # a PReLU's slopes go by axis 1, which is not always the columns here
-        kernel=replace(KERNEL, lower=lower_matmul, epilogues="places"),
+        kernel=replace(KERNEL, lower=lower_matmul, epilogues="columns"),
         cost=_cost,
         tolerance=_SUMS,
         traits=Traits(

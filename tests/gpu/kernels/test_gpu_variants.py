@@ -104,6 +104,8 @@ STEPS = {op: Epilogue(op) for op in ("relu", "sigmoid", "tanh", "silu")} | {
     "prelu": Epilogue("prelu", ("slopes",)),
     "clamp": Epilogue("clamp", ("low", "high")),
     "add": Epilogue("add", ("other",)),
+    "bias": Epilogue("sub", ("row",)),
+    "scale": Epilogue("mul", ("computed row",)),
 }
 
 
@@ -115,17 +117,21 @@ def fused(op, case, rng, *steps):
         "slopes": rng.random((1, result.shape[1]), np.float32),
         "low": np.float32(-0.4).reshape(()),
         "high": np.float32(0.6).reshape(()),
+        "row": rng.random((*[1] * (result.rank - 1), result.shape[-1]), np.float32),
     }
-    other = rng.random(result.shape, np.float32)
-    facts = {n: Fact("scalar", a.shape) for n, a in {**constants, "other": other}.items()}
+    others = {
+        "other": rng.random(result.shape, np.float32),
+        "computed row": rng.random(constants["row"].shape, np.float32),
+    }
+    facts = {n: Fact("scalar", a.shape) for n, a in {**constants, **others}.items()}
     node = replace(graph.nodes[0], epilogues=tuple(STEPS[s] for s in steps))
     graph = graph.with_(
-        inputs=(*graph.inputs, "other"),
+        inputs=(*graph.inputs, *others),
         nodes=(node,),
         facts={**graph.facts, **facts},
         constants={**graph.constants, **constants},
     )
-    return graph, {**inputs, "other": other}
+    return graph, {**inputs, **others}
 
 
 PRODUCTS = {
@@ -137,7 +143,7 @@ PRODUCTS = {
 }
 CHAINS = {
     "linear": ("add prelu", "prelu add clamp sigmoid"),
-    "matmul": ("relu silu add", "leaky_relu tanh add", "sigmoid clamp add"),
+    "matmul": ("relu silu add", "leaky_relu tanh add", "sigmoid clamp add", "bias scale add"),
 }
 
 
