@@ -15,12 +15,14 @@ from cml_engine.compiler.passes.cleanup import (
 from cml_engine.compiler.passes.expand_normalization import expand_normalization
 from cml_engine.compiler.passes.fold_affine import fold_affine
 from cml_engine.compiler.passes.fold_padding import fold_padding
+from cml_engine.compiler.passes.fold_slices import fold_slices
 from cml_engine.compiler.passes.fuse_elementwise import fuse_elementwise
 from cml_engine.compiler.passes.fuse_epilogues import fuse_epilogues
 from cml_engine.compiler.passes.group_normalization import normalize_groups
 from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.compiler.passes.kept_tensors import add_kept_tensors
 from cml_engine.compiler.passes.partition import group_cpu_operators
+from cml_engine.compiler.passes.raise_elementwise import raise_elementwise
 from cml_engine.compiler.passes.rules import apply_registered
 from cml_engine.compiler.passes.single_values import use_single_values
 from cml_engine.compiler.passes.sink_transposes import sink_transposes
@@ -43,9 +45,11 @@ STAGES: tuple[tuple[str, Callable[[Graph], Graph], str], ...] = (
     ("transposes", sink_transposes, "before bypass, which makes one or none of two that meet"),
     ("bypass", bypass, "what changes nothing stands between operators that belong together"),
     ("groups", normalize_groups, "before others: a map that is not reshaped may lie in blocks"),
+    ("slices", fold_slices, "before padding, which takes what is left of a border"),
     ("padding", fold_padding, "a pad before a conv is a tensor less to write and read"),
     ("affine", fold_affine, "before fusing: what is in the weights costs nothing at all"),
     ("normalization", expand_normalization, "what the weights could not take, an epilogue can"),
+    ("raise", raise_elementwise, "before fusing, which looks at a producer's own readers"),
     ("fuse", fuse_epilogues, "it hides nodes that the passes before look for"),
     ("chains", fuse_elementwise, "of the elementwise operators that no producer took"),
     ("sweep", eliminate_dead_code, "the constants and nodes that the passes before used up"),

@@ -18,7 +18,10 @@ from cml_engine.testing import SENTINEL, full_attrs
 from tests.fixtures.graphs import BLOCKS, Net, check_session, random_graph
 from tests.fixtures.results import same_bits
 
-REWRITING = ("common", "bypass", "padding", "affine", "normalization", "fuse", "chains", "views")
+REWRITING = (
+    *("common", "bypass", "slices", "padding", "affine", "normalization"),
+    *("raise", "fuse", "chains", "views"),
+)
 #: passes that change the kernels, not only the parameters; the others run in the long suite
 ON_THE_GPU = ("", "chains", "views")
 WITHOUT = [

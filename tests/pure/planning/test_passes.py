@@ -18,6 +18,8 @@ from cml_engine.compiler.passes.fold_padding import fold_padding
 from cml_engine.compiler.passes.fuse_elementwise import MAX_CHAIN, fuse_elementwise
 from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.compiler.passes.rules import Rule, _Sweep, register_rule, rewrite, unregister_rule
+from cml_engine.compiler.passes.fold_slices import fold_slices
+from cml_engine.compiler.passes.raise_elementwise import raise_elementwise
 from cml_engine.compiler.passes.sink_transposes import sink_transposes
 from cml_engine.compiler.planning.layouts import choose_layout
 from cml_engine.compiler.planning.plan_graph import lower
@@ -388,6 +390,75 @@ def test_transposes_that_cannot_be_moved():
     assert sink_transposes(graph).nodes == graph.nodes
 
 
+INSIDE = [(0, 0), (0, 0)]
+SHUFFLED = (
+    "reshape(transpose(reshape({}, shape=[1, 2, 2, 2, 6, 5]), axes=[0, 1, 4, 2, 5, 3]), "
+    "shape=[1, 2, 12, 10])"
+)
+
+
+def test_elementwise_operators_move_before_a_pixel_shuffle():
+    net = Net(1, 3, 6, 5)
+    shuffled = SHUFFLED.format("conv(x, 8)")
+    graph = net.graph(net(f"mul(tanh({shuffled}), random(1, 1))"))
+    optimized = optimize(graph)
+    assert operators(optimized) == ["conv", "reshape", "transpose", "reshape"]
+    assert [e.op for e in optimized.nodes[0].epilogues] == ["tanh", "mul"]
+    agree(graph, optimized, net.input())
+
+
+def test_sums_move_before_reshapes():
+    net = Net(1, 3, 6, 5)
+    rows = [net("reshape(conv(x, 8), shape=[1, 8, 30])") for _ in range(2)]
+    optimized = optimize(graph := net.graph(net(f"add({rows[0]}, {rows[1]})")))
+    assert operators(optimized) == ["conv", "reshape", "reshape", "conv", "reshape"]
+    agree(graph, optimized, net.input())
+
+
+@pytest.mark.parametrize("last", ["mul({r}, random(1, 2))", "add({r}, {r})", "sub(tanh({r}), {r})"])
+def test_elementwise_operators_that_stay_behind_a_pixel_shuffle(last):
+    net = Net(1, 3, 6, 5)
+    shuffled = net(SHUFFLED.format("conv(x, 8)"))
+    graph = net.graph(net(last.format(r=shuffled)))
+    assert raise_elementwise(graph).nodes == graph.nodes
+
+
+CROP = "axes=[2, 3], begin=[1, 2], end=[8, -1]"
+
+
+def test_slices_fold_into_convolutions():
+    net = Net(2, 3, 9, 10)
+    cut = net(f"slice(x, {CROP}, stride=[])")
+    scaled = net(f"mul({cut}, {net.constant(np.full((1, 1), 0.5))})")
+    graph = net.graph(
+        net.conv(cut, 4, padding=[(0, 0), (0, -1)]), net.conv(scaled, 4, padding=INSIDE)
+    )
+    optimized = optimize(graph)
+    assert operators(optimized) == ["mul", "conv", "conv"]
+    assert [n.attrs["padding"] for n in optimized.nodes[1:]] == [
+        [(-1, -1), (-2, -2)],
+        [(-1, -1), (-2, -1)],
+    ]
+    agree(graph, optimized, net.input())
+
+
+@pytest.mark.parametrize("padding", [[(1, 0), (0, 0)], [(0, 0), (0, 1)]])
+def test_slices_before_a_border_stay(padding):
+    net = Net(1, 3, 9, 10)
+    graph = net.graph(net.conv(net(f"slice(x, {CROP}, stride=[])"), 4, padding=padding))
+    assert operators(fold_slices(graph)) == ["slice", "conv"]
+
+
+def test_slices_that_others_read_or_that_skip_channels_stay():
+    net = Net(1, 3, 9, 10)
+    cut = net(f"slice(x, {CROP}, stride=[])")
+    other = net("slice(x, axes=[1, 2], begin=[0, 1], end=[2, 9], stride=[])")
+    strided = net("slice(x, axes=[2], begin=[0], end=[9], stride=[2])")
+    results = [net.conv(name, 4, padding=INSIDE) for name in (cut, other, strided)]
+    graph = net.graph(*results, net(f"max_reduce({cut}, axes=[2])"))
+    assert fold_slices(graph).nodes == graph.nodes
+
+
 # ---------------------------------------------------------------- removal, merging and fusion
 
 
@@ -435,6 +506,18 @@ def test_epilogues_are_fused_in_order():
     assert fused.nodes[0].epilogues == (Epilogue("prelu", (slope,), Attrs()),)
     assert [e.op for e in fused.nodes[1].epilogues] == ["add", "relu"]
     assert fused.nodes[1].outputs == fused.outputs
+
+
+def test_products_take_an_operand_for_each_column():
+    net = Net(1, 6, 5)
+    product = net.op(
+        "matmul", "x", net.constant(np.ones((1, 5, 6))), transposeA=False, transposeB=False
+    )
+    graph = net.graph(net(f"mul(add({product}, random(1, 1, 6)), random(1, 6, 1))"))
+    optimized = optimize(graph)
+    assert operators(optimized) == ["matmul", "mul"]
+    assert [e.op for e in optimized.nodes[0].epilogues] == ["add"]
+    agree(graph, optimized, net.input())
 
 
 def test_a_result_with_two_readers_or_an_output_is_not_fused_away():
