@@ -44,8 +44,10 @@ def _plain(p: Values, _: Values) -> Nest:
 
 
 def _window(p: Values, d: Values) -> Nest:
-    # the first turn stands before the loop
-    return Nest([p["band"] // int(d["BLOCKS"]) - 1])
+    # the first turn stands before the loop; a wave skips the parts of others
+    parts = int(d["PARTS"])
+    turns = -(-p["band"] // int(d["BLOCKS"]) // parts) - 1
+    return Nest([turns] if parts == 1 else [1, turns])
 
 
 def _winograd(p: Values, d: Values) -> Nest:

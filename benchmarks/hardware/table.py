@@ -79,7 +79,7 @@ def _steps() -> Iterator[tuple[str, Step]]:
 
 
 #: blocks of a turn of a convolution 1x1, and channels that have a whole number of them
-_POINTWISE = ((1, 12), (2, 40), (4, 64))
+_POINTWISE = ((1, 20), (2, 40), (4, 64))
 #: the kernels of the table; others of the same operators copy
 _PATHS = (
     "conv/conv.hlsl",
@@ -89,7 +89,10 @@ _PATHS = (
     "matmul/matmul.hlsl",
 )
 #: the ends of their names: of workgroups of one wave
-_GROUPS = (" by 64", " by 8x8", " by 4x16", " by 1x64")
+_GROUPS = (
+    *(" by 64", " by 64 in 2 parts", " by 64 in 4 parts"),
+    *(" by 8x8", " by 4x16", " by 1x64"),
+)
 
 
 def _plan(graph: Graph, table: VariantTable | None = None) -> Plan:

@@ -3,6 +3,7 @@
 //
 // A turn of the loop multiplies all inputs under a thread's windows in BLOCKS blocks, while those of the
 // next turn are loaded. Positions share inputs.
+// PARTS: that many waves of LANES threads each add a part of the blocks, and the first adds their sums.
 // T0 input (blocks of four channels, or PLAIN), T1 filter [row block][band][tap][4 in][ROWS], T2 bias,
 // then the epilogues' operands, then OUT. INSIDE: no window reaches beyond the input. WHOLE: the channels
 // of a plain input fill blocks, as those of groups do.
@@ -114,12 +115,29 @@ void add_turn(uint w, uint next) {
     }}
 }
 
+// Adds the blocks from `begin` to before `end`.
+void add_blocks(uint weight, uint begin, uint end) {
+    uint final = end - BLOCKS;
+    load_cells(begin);
+    // the first turn is outside of the loop, so that compilers find the buffers before it
+    add_turn(weight + begin * WINDOW_VECTORS, min(begin + BLOCKS, final));
+    for (uint block = begin + BLOCKS; block < end; block += BLOCKS) {
+        add_turn(weight + block * WINDOW_VECTORS, min(block + BLOCKS, final));
+    }
+}
+
+#if PARTS > 1
+groupshared NUMBER part_sums[PARTS - 1][ROWS * COLUMNS][LANES];
+
+uint first_of_part(uint number) { return band / BLOCKS * number / PARTS * BLOCKS; }
+#endif
+
 CML_MAIN
 {
     CML_EACH_GROUP(group)
     Part part = cml_part(group);
     uint3 steps = uint3(1, steps3(1), steps3(2));
-    uint index = part.tile * GROUP + lane;
+    uint index = part.tile * LANES + lane % LANES;
     bool exists = index < batch * steps.y * steps.z;
     index = min(index, batch * steps.y * steps.z - 1);
     uint row = cml_divide_rest(index, steps.z);
@@ -134,13 +152,27 @@ CML_MAIN
 #endif
     cml_clear();
 
-    load_cells(0);
     uint weight = part.row_block * band * WINDOW_VECTORS;
-    // the first turn is outside of the loop, so that compilers find the buffers before it
-    add_turn(weight, min(BLOCKS, band - BLOCKS));
-    for (uint block = BLOCKS; block < band; block += BLOCKS) {
-        add_turn(weight + block * WINDOW_VECTORS, min(block + BLOCKS, band - BLOCKS));
+#if PARTS > 1
+    // a wave skips the turns of others; their counter is no lane's, so filters are loaded as scalars
+    for (uint wave = 0; wave < PARTS; wave++) {
+        if (lane / LANES == wave) {
+            add_blocks(weight, first_of_part(wave), first_of_part(wave + 1));
+        }
     }
+    if (lane >= LANES) {
+        {CML_UNROLL(int, i, ROWS * COLUMNS) {
+            part_sums[lane / LANES - 1][i][lane % LANES] = cml_sum[i];
+        }}
+    }
+    GroupMemoryBarrierWithGroupSync();
+    if (lane >= LANES) { return; }
+    {CML_UNROLL(int, p, PARTS - 1) {
+        {CML_UNROLL(int, i, ROWS * COLUMNS) { cml_sum[i] += part_sums[p][i][lane]; }}
+    }}
+#else
+    add_blocks(weight, 0, band);
+#endif
 
     uint volume = uint(y_size(1) * y_size(2));
     {CML_UNROLL(int, o, VECTORS) {

@@ -166,19 +166,22 @@ class Conv:
 class ConvTile:
     """The tile of a workgroup: ``rows`` output channels at ``group * columns`` positions.
 
-    ``group`` is the number of threads.
+    ``group`` is the number of threads. With several ``parts``, as many threads compute a part of
+    the sum of each position, and the workgroup has ``parts`` times as many.
     """
 
     rows: int
     columns: int
     group: int
+    parts: int = 1
 
     @property
     def positions(self) -> int:
         return self.columns * self.group
 
     def __str__(self) -> str:
-        return f"{self.rows}x{self.columns} by {self.group}"
+        parts = f" in {self.parts} parts" if self.parts > 1 else ""
+        return f"{self.rows}x{self.columns} by {self.group}{parts}"
 
 
 def takes_half(node: Node, layouts: Mapping[str, str]) -> bool:

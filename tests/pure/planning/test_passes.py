@@ -15,11 +15,11 @@ from cml_engine.compiler.passes.cleanup import (
 )
 from cml_engine.compiler.passes.fold_affine import fold_affine
 from cml_engine.compiler.passes.fold_padding import fold_padding
+from cml_engine.compiler.passes.fold_slices import fold_slices
 from cml_engine.compiler.passes.fuse_elementwise import MAX_CHAIN, fuse_elementwise
 from cml_engine.compiler.passes.infer import infer_facts
-from cml_engine.compiler.passes.rules import Rule, _Sweep, register_rule, rewrite, unregister_rule
-from cml_engine.compiler.passes.fold_slices import fold_slices
 from cml_engine.compiler.passes.raise_elementwise import raise_elementwise
+from cml_engine.compiler.passes.rules import Rule, _Sweep, register_rule, rewrite, unregister_rule
 from cml_engine.compiler.passes.sink_transposes import sink_transposes
 from cml_engine.compiler.planning.layouts import choose_layout
 from cml_engine.compiler.planning.plan_graph import lower

@@ -34,6 +34,11 @@ from cml_engine.ops.declaration.variant import KernelVariant
 #: of 32 KB otherwise, for it stands before the loop and in it
 _MOST_PRODUCTS = 300
 _TILES = ((4, 1), (8, 1), (16, 1), (4, 2), (8, 2), (16, 2), (4, 4), (8, 4))
+#: parts of a sum for waves of their own, and the most registers of the groupshared sums of a lane:
+#: 16 KB for the 64 lanes of the other parts
+_PARTS, _MOST_SHARED = (1, 2, 4), 64
+#: what the time of several parts counts for: a wave of each computes the same addresses
+_COST = 1.05
 #: the most inputs of a turn, four registers each
 _MOST_CELLS = 24
 #: the taps of the table's kernel, and the blocks of a turn where there is one tap
@@ -55,7 +60,9 @@ def tiles(conv: Conv) -> list[ConvTile]:
     """Returns the tiles that an autotuner should try; a software driver is too slow to build more
     than the smallest."""
     fitting = _fitting_tiles(conv)
-    return fitting[:1] if conv.op.limits.software else fitting
+    if not conv.op.limits.software:
+        return fitting
+    return [tile for tile in fitting if (tile.rows, tile.columns) == _TILES[0]]
 
 
 def _fitting_tiles(conv: Conv) -> list[ConvTile]:
@@ -67,8 +74,18 @@ def _fitting_tiles(conv: Conv) -> list[ConvTile]:
         few = products <= _MOST_PRODUCTS and _cells(conv, tile) <= _MOST_CELLS
         is_kept = keeps_order(conv, rows) and block_format(conv, rows) is None
         if few and is_kept and rows < 2 * max(conv.shape.out_channels, 4):
-            found.append(tile)
+            found += [replace(tile, parts=n) for n in _PARTS if _may_divide(conv, tile, n)]
     return found
+
+
+def _may_divide(conv: Conv, tile: ConvTile, parts: int) -> bool:
+    """Returns True if every part of the sums has a block, and groupshared memory room for them."""
+    shared = (parts - 1) * tile.rows * tile.columns
+    return parts <= _turns(conv, tile) and shared <= _MOST_SHARED
+
+
+def _turns(conv: Conv, tile: ConvTile) -> int:
+    return band_of(conv, tile.rows) // _blocks(conv, tile)
 
 
 def _blocks(conv: Conv, tile: ConvTile) -> int:
@@ -85,16 +102,19 @@ def _cells(conv: Conv, tile: ConvTile) -> int:
 
 def seconds(conv: Conv, tile: ConvTile) -> float:
     """Returns the modelled time of this kernel, without a copy that the others need."""
-    groups, params = _launch(conv, tile)
+    groups, _ = _launch(conv, tile)
     taps, blocks = conv.shape.taps, _blocks(conv, tile)
     kind, scale = (f"1x1x{blocks}", 1.0) if taps == 1 else ("3x3", taps / _TABLE_TAPS)
-    turns = max(params["band"] / blocks * scale - 1, 0)  # the first stands before the loop
-    return hardware_table().seconds(f"{kind} window {tile}", groups, [turns])
+    # the first turn stands before the loop
+    turns = max(-(-_turns(conv, tile) // tile.parts) * scale - 1, 0)
+    nest = [turns] if tile.parts == 1 else [1.0, turns]
+    return hardware_table().seconds(f"{kind} window {tile}", groups * tile.parts, nest)
 
 
 def default_tile(conv: Conv) -> ConvTile:
-    """Returns the tile with the least modelled time."""
-    return min(_fitting_tiles(conv), key=lambda tile: seconds(conv, tile))
+    """Returns the tile with the least modelled time; several parts must gain clearly."""
+    fitting = _fitting_tiles(conv)
+    return min(fitting, key=lambda tile: seconds(conv, tile) * (1 if tile.parts == 1 else _COST))
 
 
 def is_faster(conv: Conv) -> bool:
@@ -137,6 +157,8 @@ def _lower(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
         "DILATION_Y": y.dilation,
         "DILATION_X": x.dilation,
         "BLOCKS": _blocks(conv, tile),
+        "PARTS": tile.parts,
+        "LANES": tile.group,
         "INSIDE": int(inside),
         "PLAIN": int(_is_plain(conv)),
         "WHOLE": int(conv.shape.in_channels % 4 == 0),
@@ -145,7 +167,8 @@ def _lower(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
         **({"T0_TYPE": "float"} if _is_plain(conv) else {}),
     }
     name = conv.op.in_names[0]
-    yield from launch_product(conv, tile, name, filter, _launch(conv, tile), defines)
+    threads = replace(tile, group=tile.group * tile.parts, parts=1)
+    yield from launch_product(conv, threads, name, filter, _launch(conv, tile), defines)
 
 
 def _pack(conv: Conv, rows: int) -> Packing:
