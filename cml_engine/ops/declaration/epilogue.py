@@ -99,8 +99,8 @@ def epilogue_of(
     Tensors are bound as ``T<slot>``, ``T<slot+1>``, …. With ``vector``, the kernel stores a
     ``float4`` of four channels. An operand is a number, or it has one value for every element of
     the result, for every channel (:func:`channel_axis`), for all, or (:func:`is_by_position`) for
-    every position. ``sums`` is the type of the kernel's results: ``int`` for integers that exceed the
-    precision of floats. With ``appends_to_bias``, integers per channel may be stored after the
+    every position. ``sums`` is the type of the kernel's results: ``int`` for integers that exceed
+    the precision of floats. With ``appends_to_bias``, integers per channel may be stored after the
     bias; the kernel must call the bias ``BIAS`` and its number of channels ``out_c``.
     """
     width = "4" if vector else ""
