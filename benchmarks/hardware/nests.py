@@ -68,6 +68,13 @@ def _elementwise(p: Values, _: Values) -> Nest:
     return Nest([p["dims"]], p["dims"])
 
 
+def _reduction(p: Values, d: Values) -> Nest:
+    lanes = int(d["GROUP"]) if int(d["TREE"]) else 1
+    # elements are added in blocks of a loop around theirs
+    turns = -(-p["chunk"] // lanes)
+    return Nest([turns, 1] if int(d["LINE"]) else [turns, 1, p["reduced_dims"]])
+
+
 _NESTS: dict[str, Callable[[Values, Values], Nest]] = {
     "conv": _conv,
     "conv_row_tile": _line,
@@ -77,6 +84,8 @@ _NESTS: dict[str, Callable[[Values, Values], Nest]] = {
     "winograd": _winograd,
     "matmul": _matmul,
     "elementwise": _elementwise,
+    "reduce": _reduction,
+    "softmax": _reduction,
 }
 
 

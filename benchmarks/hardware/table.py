@@ -87,11 +87,14 @@ _PATHS = (
     "conv/winograd.hlsl",
     "conv/depthwise.hlsl",
     "matmul/matmul.hlsl",
+    "reduction/reduce.hlsl",
+    "reduction/softmax.hlsl",
 )
-#: the ends of their names: of workgroups of one wave
+#: the ends of their names: of workgroups of one wave, or of the waves of a sum
 _GROUPS = (
     *(" by 64", " by 64 in 2 parts", " by 64 in 4 parts"),
     *(" by 8x8", " by 4x16", " by 1x64"),
+    *(" trees of 64 from 257", " trees of 64 from 16", " trees of 256 from 16"),
 )
 
 
@@ -134,3 +137,8 @@ def _networks() -> Iterator[tuple[str, tuple[str, ...], str, Graph]]:
     builder = cml.GraphBuilder("product")
     x = builder.input("x", [256, 256])
     yield "matmul ", ("tile",), "matmul", builder.graph(y=builder.matmul(x, weights(256, 256)))
+    for kernel, op in (("reduce", "mean_reduce"), ("softmax", "softmax")):
+        builder = cml.GraphBuilder(op)
+        x = builder.input("x", [512, 240])
+        result = getattr(builder, op)(x, axes=[1])
+        yield f"{kernel} ", ("threads",), op, builder.graph(y=result)

@@ -7,6 +7,7 @@
 //          FIRST   reads the tensor itself, not partial results; LAST writes the result
 //          HALF    T0 has two 16-bit numbers in each 32-bit word
 //          WIDTH   4: T0 is read as vectors of four elements, and all counts are in vectors
+//          LINE    results and reduced elements have one dimension each
 // params:  dimensions innermost first; element r of result o lies at in(o) + in(r)
 #include "pointwise.hlsli"
 #include "reduced.hlsli"
@@ -76,6 +77,9 @@ struct Place {
 };
 
 Place place_of(uint output) {
+#if LINE
+    Place place = { output * kept_in(0), output * kept_out(0), output * kept_other(0) };
+#else
     Place place = { 0, 0, 0 };
     uint rest = output;
     for (uint d = 0; d < kept_dims; ++d) {
@@ -86,6 +90,7 @@ Place place_of(uint output) {
         place.other_at += coordinate * kept_other(d);
         rest = next;
     }
+#endif
     return place;
 }
 

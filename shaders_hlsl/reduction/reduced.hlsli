@@ -8,7 +8,11 @@
 // grow with the length of a block plus the number of blocks, not with their product.
 #define REDUCE_BLOCK 32
 
-// Returns the offset of element r from its result's first element; dimensions innermost first.
+// Returns the offset of element r from its result's first element; dimensions innermost first. With
+// LINE there is one dimension, and one of results.
+#if LINE
+uint reduced_offset(uint element) { return element * reduced_in(0); }
+#else
 uint reduced_offset(uint element) {
     uint at = 0;
     uint rest = element;
@@ -19,5 +23,6 @@ uint reduced_offset(uint element) {
     }
     return at + rest * reduced_in(reduced_dims - 1);
 }
+#endif
 
 #endif

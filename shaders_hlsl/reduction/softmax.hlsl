@@ -5,6 +5,9 @@
 // their elements are counted in vectors of four.
 #include "reduced.hlsli"
 
+#if LINE
+uint kept_offset(uint output) { return output * kept_in(0); }
+#else
 uint kept_offset(uint output) {
     uint at = 0;
     uint rest = output;
@@ -15,6 +18,7 @@ uint kept_offset(uint output) {
     }
     return at + rest * kept_in(kept_dims - 1);
 }
+#endif
 
 #if WIDTH == 4
 float greatest_of(float4 v) { return max(max(v.x, v.y), max(v.z, v.w)); }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from cml_engine.ir.graph import AttrValue
 from cml_engine.ir.layout import BLOCKED, C4H, HLSL_TYPE, PLAIN
@@ -23,6 +24,7 @@ from cml_engine.ops.common.shapes import (
     split_channels,
 )
 from cml_engine.ops.declaration.choice import about
+from cml_engine.ops.declaration.hardware import hardware_table
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.spec import Case, Defines, Dispatch, Half, Kernel, engine_kernel
 from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant
@@ -73,23 +75,32 @@ class Threads:
     """The division of a reduction among threads.
 
     Each of ``group`` threads in a workgroup reduces at most ``limit`` elements alone. From
-    ``tree_from`` neighbours on, workgroups of ``tree`` threads reduce together.
+    ``tree_from`` neighbours on, workgroups of ``tree`` threads reduce together; with ``apart``
+    also elements that are no neighbours.
     """
 
     limit: int
     group: int
     tree_from: int
     tree: int = 256
+    apart: bool = False
 
     def __str__(self) -> str:
-        return f"of {self.limit} by {self.group}"
+        apart = ", also apart" if self.apart else ""
+        return f"of {self.limit} by {self.group}, trees of {self.tree} from {self.tree_from}{apart}"
 
 
-#: the default threads on hardware, and on a software driver: 8 threads are one vector there, which
-#: waits for no others at a barrier
-_THREADS, _SOFTWARE_THREADS = Threads(256, 64, 256), Threads(1024, 16, 32, 8)
+#: threads on hardware: each alone, or trees of one wave, or of four
+_TREES = (Threads(256, 64, 16, 64), Threads(256, 64, 16, 256))
+_HARDWARE_THREADS = (Threads(256, 64, 257, 64), *_TREES)
+#: the same for few results, whose threads would leave most of a card idle
+_APART = replace(_TREES[0], apart=True)
+#: on a software driver 8 threads are one vector, which waits for no others at a barrier
+_SOFTWARE_THREADS = Threads(1024, 16, 32, 8)
 #: the options of the tuner
-_OPTIONS = (Threads(64, 64, 64), _THREADS, Threads(1024, 64, 1024), _SOFTWARE_THREADS)
+_OPTIONS = (*_HARDWARE_THREADS, _APART, Threads(1024, 64, 1024), _SOFTWARE_THREADS)
+#: threads of a wave in the table of modelled kernels
+_WAVE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +121,8 @@ class _Stage:
 
     @property
     def tree(self) -> bool:
-        return self.reduced.size >= self.threads.tree_from and self.neighbours
+        fits = self.neighbours or self.threads.apart
+        return fits and self.reduced.size >= self.threads.tree_from
 
     @property
     def group(self) -> int:
@@ -128,6 +140,11 @@ class _Stage:
     def groups(self) -> int:
         items = self.kept.size * self.chunks
         return items if self.tree else -(-items // self.group)
+
+    @property
+    def is_line(self) -> bool:
+        """True if results and reduced elements are a line each, whose offsets are products."""
+        return len(self.kept.extents) == len(self.reduced.extents) == 1
 
     def partial_strides(self) -> tuple[Shape, int]:
         """Returns the partial results' strides along kept dimensions, and along chunks.
@@ -150,7 +167,7 @@ class _Stage:
         """The number of elements read at once: 4 if rows of neighbours are whole vectors."""
         *outer, _ = self.reduced.strides[0]
         extents = (self.reduced.extents[-1], *outer, *self.kept.strides[0])
-        return 4 if self.tree and all(n % 4 == 0 for n in extents) else 1
+        return 4 if self.tree and self.neighbours and all(n % 4 == 0 for n in extents) else 1
 
     def params(self, last: bool, width: int) -> dict[str, AttrValue]:
         """Returns the shader's parameters, with the source counted in vectors of ``width``.
@@ -267,6 +284,7 @@ def _defines(
         "TERM": operation.term if first else "v",
         "OTHER": int(reads_second),
         "INDEX": int(operation.index),
+        "LINE": int(stage.is_line),
         "TREE": int(stage.tree),
         "GROUP": stage.group,
         "FIRST": int(first),
@@ -303,7 +321,7 @@ def first_stage(
         chosen = [tuple(s[d] for d in dims) for s in strides[:count]]
         return collapse(tuple(extents[d] for d in dims), chosen)
 
-    threads = _SOFTWARE_THREADS if op.limits.software else _THREADS
+    threads = _SOFTWARE_THREADS if op.limits.software else _TREES[-1]
     return _Stage(along(kept, 3), along(reduced, 1), threads)
 
 
@@ -322,6 +340,26 @@ def _order(dims: Shape, layout: str) -> Shape:
     return dims if layout == PLAIN else in_memory_order(dims, layout)
 
 
+def _default_threads(node: Reduced, kernel: str) -> Threads:
+    """Returns the default threads; on hardware those with the least modelled time."""
+    if node.op.limits.software:
+        return node.stage.threads
+    # what neighbours would share of a load is not modelled: trees read apart only where cards idle
+    idle = node.stage.kept.size < hardware_table().simds * _WAVE
+    options = (*_HARDWARE_THREADS, *([_APART] if idle else []))
+    return min(options, key=lambda threads: _seconds(node, threads, kernel))
+
+
+def _seconds(node: Reduced, threads: Threads, kernel: str) -> float:
+    """Returns the modelled time of the first stage, and of the launch of another one."""
+    table, stage = hardware_table(), replace(node.stage, threads=threads)
+    lanes = stage.group if stage.tree else 1
+    turns = -(-stage.reduced.size // (stage.chunks * stage.width * lanes))
+    waves = stage.groups * -(-stage.group // _WAVE)
+    name = replace(threads, apart=False) if stage.tree else _HARDWARE_THREADS[0]
+    return table.seconds(f"{kernel} threads {name}", waves, [turns]) + (stage.chunks > 1) * table.launch
+
+
 def by_threads(
     shader: str, lower: Callable[[Reduced, Threads], Iterator[Dispatch]], example: str
 ) -> KernelVariant[Reduced, Threads]:
@@ -330,7 +368,7 @@ def by_threads(
         about="so many elements by each thread alone; of more, workgroups reduce by a tree",
         kernel=replace(_KERNEL, path=shader),
         lower=lower,
-        default_tile=lambda node: node.stage.threads,
+        default_tile=lambda node: _default_threads(node, Path(shader).stem),
         tiles=lambda node: _OPTIONS,
         examples=((example, Case(((3, 40, 9),), {"axes": [1]}, "apart")),),
     )

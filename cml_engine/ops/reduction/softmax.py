@@ -56,6 +56,7 @@ def _softmax(node: Reduced, threads: Threads) -> Iterator[Dispatch]:
             tensors=(x.name, out.name),
             params={**stage.params(True, stage.width), "divisor": 1.0, "start": 0},
             defines={
+                "LINE": int(stage.is_line),
                 "TREE": int(stage.tree),
                 "GROUP": stage.group,
                 "WIDTH": stage.width,

@@ -13,6 +13,7 @@ from cml_engine.ops.conv.kernels import conv, conv_window, depthwise, winograd
 from cml_engine.ops.conv.node import ConvTile
 from cml_engine.ops.declaration.hardware import hardware_table
 from cml_engine.ops.matmul.kernels.matmul import tiles_for
+from cml_engine.ops.reduction.reduce import _HARDWARE_THREADS
 
 pytestmark = pytest.mark.skipif(library() is None, reason="Mesa's RADV is not installed")
 
@@ -82,7 +83,8 @@ def test_the_table_has_every_tile_that_the_rules_compare():
     ]
     products = [f"matmul tile {t}" for t in tiles_for(Limits())]
     transforms = ["winograd input", "winograd output"]
-    tiles = direct + by_channel + near + windows + stages + products + transforms
+    lines = [f"{kernel} threads {t}" for kernel in ("reduce", "softmax") for t in _HARDWARE_THREADS]
+    tiles = direct + by_channel + near + windows + stages + products + transforms + lines
     assert sorted(kernels) == sorted(tiles)
 
 
