@@ -357,7 +357,10 @@ def _seconds(node: Reduced, threads: Threads, kernel: str) -> float:
     turns = -(-stage.reduced.size // (stage.chunks * stage.width * lanes))
     waves = stage.groups * -(-stage.group // _WAVE)
     name = replace(threads, apart=False) if stage.tree else _HARDWARE_THREADS[0]
-    return table.seconds(f"{kernel} threads {name}", waves, [turns]) + (stage.chunks > 1) * table.launch
+    return (
+        table.seconds(f"{kernel} threads {name}", waves, [turns])
+        + (stage.chunks > 1) * table.launch
+    )
 
 
 def by_threads(

@@ -231,3 +231,20 @@ def test_loads_ahead_of_their_turn_miss_no_products(blocks, gpu, set_limits):
             assert option in choice.options
             table = VariantTable.forcing(choice.key, option)
             check_graph(graph, inputs, gpu, variants=table)
+
+
+@pytest.mark.parametrize("blocks", [2, 3, 5])
+def test_waves_that_share_a_sum_leave_out_no_part(blocks, gpu, set_limits):
+    """Each of two or four waves adds some blocks of inputs, also if they do not divide evenly."""
+    set_limits(software=False)
+    for case, tile in (
+        (conv_case((1, 4 * blocks, 5, 6), (9, 4 * blocks, 3, 3), padding=[(1, 1), (1, 1)]), "4x1"),
+        (conv_case((2, 16 * blocks - 1, 5, 15), (13, 16 * blocks - 1, 1, 1)), "8x2"),
+    ):
+        graph, inputs = case_graph("conv", case, constants=True)
+        (choice,) = lower(graph, gpu.limits).choices
+        options = [o for o in choice.options if o.startswith(f"window {tile} by 64 in")]
+        assert len(options) == sum(parts <= blocks for parts in (2, 4))
+        for option in options:
+            table = VariantTable.forcing(choice.key, option)
+            check_graph(graph, inputs, gpu, variants=table)
