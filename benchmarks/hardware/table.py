@@ -25,6 +25,11 @@ from cml_engine.runtime.session.compile_graph import CompileOptions, make_plan
 
 #: the card of the table
 _CARD = "RX 6800"
+#: bytes of the instruction cache, and registers of a lane: those of sums and addresses stand beside
+#: the inputs of two turns, which are four each
+_CODE_CACHE, _REGISTERS, _OTHER_REGISTERS = 32 << 10, 256, 64
+#: waves of a SIMD that hide the loads of a copy
+_COPY_WAVES = 8
 #: channels of the layers: whole tiles of every size
 _CHANNELS = 64
 
@@ -34,8 +39,12 @@ def write_table() -> str:
     card = CARDS[_CARD]
     radv = Radv(card.family)
     kernels: dict[str, Any] = {}
+    code_of_product = []  # bytes of a window's code for a product of an input channel
     for prefix, step in _steps():
         kernel = radv.compile(compile_spirv(step_key(step, {})))
+        if prefix == "3x3 ":
+            products = int(step.defines["ROWS"]) * int(step.defines["COLUMNS"]) * 9
+            code_of_product.append(kernel.code_bytes / products if products > 200 else 0)
         busy, alone = kernel.listing.cycles_by_depth(card.latency(kernel.wave))
         kernels[_name(prefix, step)] = {
             "waves": kernel.waves,
@@ -50,6 +59,11 @@ def write_table() -> str:
             "clock": card.clock,
             "memory": card.cache,
             "launch": LAUNCH,
+        },
+        "limits": {
+            "window_products": int(_CODE_CACHE // max(code_of_product)),
+            "window_cells": (_REGISTERS - _OTHER_REGISTERS) // 8,
+            "copy_groups": _COPY_WAVES * card.units * card.simds,
         },
         "kernels": dict(sorted(kernels.items())),
     }

@@ -33,6 +33,20 @@ class KernelCycles:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelLimits:
+    """What the card's kernels may have.
+
+    ``window_products`` are those of an input channel whose code fits the instruction cache, and
+    ``window_cells`` the inputs of a turn that fit the registers, both of ``conv_window.hlsl``.
+    ``copy_groups`` workgroups fill the card with copies.
+    """
+
+    window_products: int
+    window_cells: int
+    copy_groups: int
+
+
+@dataclass(frozen=True, slots=True)
 class HardwareTable:
     """A card, and its kernels by name: ``tile 16x4 by 64``.
 
@@ -44,6 +58,7 @@ class HardwareTable:
     clock: float
     memory: float
     launch: float
+    limits: KernelLimits
     kernels: dict[str, KernelCycles]
 
     def seconds(
@@ -75,4 +90,7 @@ def hardware_table() -> HardwareTable:
         for name, row in stored["kernels"].items()
     }
     card = stored["card"]
-    return HardwareTable(card["simds"], card["clock"], card["memory"], card["launch"], kernels)
+    limits = KernelLimits(**stored["limits"])
+    return HardwareTable(
+        card["simds"], card["clock"], card["memory"], card["launch"], limits, kernels
+    )

@@ -14,6 +14,7 @@ from math import prod
 
 from cml_engine.ir.layout import block_words
 from cml_engine.ops.common.shapes import collapse
+from cml_engine.ops.declaration.hardware import hardware_table
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.spec import Cost, Dispatch, engine_kernel
 
@@ -27,8 +28,8 @@ _PARAMS = (
 _RANKS = (1, 2, 3, 4, 5, 8, MAX_DIMS)
 _GROUP, _ITEMS = 64, 8
 #: items of a thread on hardware, where many waves are faster than few long ones until they fill it:
-#: up to so many workgroups, and beyond (modelled, docs/design/performance.md)
-_FEW_ITEMS, _FEW_GROUPS, _MORE_ITEMS = 2, 1024, 4
+#: up to that many workgroups, and beyond (modelled, docs/design/performance.md)
+_FEW_ITEMS, _MORE_ITEMS = 2, 4
 #: shorter rows would leave most lanes of a thread's ITEMS idle
 _LONG_ROW = 4 * _ITEMS
 #: a matrix is transposed through groupshared memory from this side on
@@ -100,7 +101,7 @@ def _dispatch(op: Lowering, source: str, target: str, copy: Copy) -> Dispatch:
     if op.limits.software:
         vector_copy = _lengthen_rows(vector_copy)
         return _copy_dispatch(source, target, vector_copy, width)
-    few = vector_copy.size <= _GROUP * _FEW_ITEMS * _FEW_GROUPS
+    few = vector_copy.size <= _GROUP * _FEW_ITEMS * hardware_table().limits.copy_groups
     return _copy_dispatch(source, target, vector_copy, width, _FEW_ITEMS if few else _MORE_ITEMS)
 
 

@@ -30,17 +30,12 @@ from cml_engine.ops.declaration.packing import Packing
 from cml_engine.ops.declaration.spec import Defines, Dispatch, engine_kernel
 from cml_engine.ops.declaration.variant import KernelVariant
 
-#: the most products of an input channel that are unrolled: their code leaves the instruction cache
-#: of 32 KB otherwise, for it stands before the loop and in it
-_MOST_PRODUCTS = 300
 _TILES = ((4, 1), (8, 1), (16, 1), (4, 2), (8, 2), (16, 2), (4, 4), (8, 4))
 #: parts of a sum for waves of their own, and the most registers of the groupshared sums of a lane:
 #: 16 KB for the 64 lanes of the other parts
 _PARTS, _MOST_SHARED = (1, 2, 4), 64
 #: what the time of several parts counts for: a wave of each computes the same addresses
 _COST = 1.05
-#: the most inputs of a turn, four registers each
-_MOST_CELLS = 24
 #: the taps of the table's kernel, and the blocks of a turn where there is one tap
 _TABLE_TAPS, _BLOCKS = 9, (4, 2, 1)
 
@@ -67,11 +62,11 @@ def tiles(conv: Conv) -> list[ConvTile]:
 
 def _fitting_tiles(conv: Conv) -> list[ConvTile]:
     """Returns the tiles whose code and inputs are small enough."""
-    found = []
+    found, most = [], hardware_table().limits
     for rows, columns in _TILES:
         tile = ConvTile(rows, columns, GROUP)
         products = rows * columns * conv.shape.taps * _blocks(conv, tile)
-        few = products <= _MOST_PRODUCTS and _cells(conv, tile) <= _MOST_CELLS
+        few = products <= most.window_products and _cells(conv, tile) <= most.window_cells
         is_kept = keeps_order(conv, rows) and block_format(conv, rows) is None
         if few and is_kept and rows < 2 * max(conv.shape.out_channels, 4):
             found += [replace(tile, parts=n) for n in _PARTS if _may_divide(conv, tile, n)]
