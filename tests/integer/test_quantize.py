@@ -13,7 +13,7 @@ from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.layouts import layouts_for
 from cml_engine.cooked.cook import cook
 from cml_engine.errors import RangeError
-from cml_engine.ir.layout import C4I8
+from cml_engine.ir.layout import C4U8
 from cml_engine.tools.report.integer_info import IntegerInfo
 from tests.fixtures.graphs import Net
 from tests.fixtures.integer.calls import CALLS
@@ -91,7 +91,7 @@ def test_data_movement_has_no_rounding_point():
     optimized = optimize(made)
     operators = [node.op for node in optimized.nodes]
     assert operators == ["integer_words", "conv", "pixel_shuffle"]
-    assert layouts_for(optimized)["t0"] == C4I8
+    assert layouts_for(optimized)[optimized.nodes[1].outputs[0]] == C4U8  # after relu
 
 
 def test_quantize_uses_the_requested_bits():
