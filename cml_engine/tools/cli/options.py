@@ -278,11 +278,14 @@ _SHARED = {
     "json": flag("output", "--json", "print JSON instead of a table"),
 }
 _SOURCE = ("file", "shape", "constant", "choice", "weights", "ops", "fragments", "limits")
-#: sets of shared options: of a model that may be cooked, of one that may not, of a plan, and of a
-#: run in frames
+_MODEL = (*_SOURCE, "trusted")
+_PLAN = ("random", "adapter", "half", "winograd", "preset", "decide")
+#: sets of shared options: of a model that may be cooked, of one that may not, of a plan, of a model
+#: and all of its plan, and of a run in frames
 _SETS = {
-    "model": (*_SOURCE, "trusted"),
+    "model": _MODEL,
     "source": _SOURCE,
-    "plan": ("random", "adapter", "half", "winograd", "preset", "decide"),
+    "plan": _PLAN,
+    "planned": (*_MODEL, *_PLAN, "arena", "decisions"),
     "frames": ("budget", "frame"),
 }

@@ -22,10 +22,7 @@ GROUP = "Fit it into frames"
 @command(
     GROUP,
     "cml simulate enlarge.onnx --speed 0.1 --shape 1,3,64,64",
-    "model",
-    "plan",
-    "arena",
-    "decisions",
+    "planned",
     "frames",
     value_option(
         "GPU",
@@ -62,10 +59,7 @@ def simulate(a: Namespace) -> None:
 @command(
     GROUP,
     "cml frames enlarge.onnx --budget-ms 2 --frames 60 --shape 1,3,64,64",
-    "model",
-    "plan",
-    "arena",
-    "decisions",
+    "planned",
     "inputs",
     "frames",
     "json",
@@ -97,10 +91,7 @@ def frames(a: Namespace) -> int:
 @command(
     GROUP,
     "cml trace enlarge.onnx -o trace.json --shape 1,3,64,64",
-    "model",
-    "plan",
-    "arena",
-    "decisions",
+    "planned",
     "inputs",
     "frames",
     value_option("GPU", "--runs", "N", "runs to trace (default: 3)", TIMES, 3),

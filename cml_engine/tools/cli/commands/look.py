@@ -28,10 +28,7 @@ GROUP = "Look at a model"
 @command(
     GROUP,
     "cml info enlarge.onnx --budget-ms 2 --shape 1,3,64,64",
-    "model",
-    "plan",
-    "arena",
-    "decisions",
+    "planned",
     "frame",
     "json",
     value_option(
@@ -79,10 +76,7 @@ def info(a: Namespace) -> None:
 @command(
     GROUP,
     "cml rank enlarge.onnx --runs 20 --shape 1,3,64,64",
-    "model",
-    "plan",
-    "arena",
-    "decisions",
+    "planned",
     "backend",
     "dump",
     "runs",

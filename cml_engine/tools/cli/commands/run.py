@@ -37,10 +37,7 @@ GROUP = "Run and check"
 @command(
     GROUP,
     "cml run enlarge.onnx -i image=photo.png -o enlarged=out.png",
-    "model",
-    "plan",
-    "arena",
-    "decisions",
+    "planned",
     "inputs",
     "backend",
     "dump",
