@@ -180,7 +180,7 @@ class PlanHead(PackedRow):
     needs: Needs = nested(Needs, "what the plan needs of a device")
     flops: float = f64("FLOPs of a whole run")
     nbytes: float = f64("bytes read and written by a whole run")
-    gas: int = u64("[gas](integer.md#looking-at-one) of the model")
+    gas: int = u64("[gas](integer.md) of the model")
     steps: Table = nested(Table, "steps")
     bindings: Table = nested(Table, "bindings")
     inputs: Table = nested(Table, "inputs")

@@ -126,7 +126,7 @@ typedef struct plan_head {
     needs_row needs; /* what the plan needs of a device */
     double flops; /* FLOPs of a whole run */
     double nbytes; /* bytes read and written by a whole run */
-    uint64_t gas; /* [gas](integer.md#looking-at-one) of the model */
+    uint64_t gas; /* [gas](integer.md) of the model */
     table_row steps; /* steps */
     table_row bindings; /* bindings */
     table_row inputs; /* inputs */
