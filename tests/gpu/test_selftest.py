@@ -5,7 +5,12 @@ import json
 import pytest
 
 from cml_engine.gpu.program.preparation import Uniforms
+from cml_engine.gpu.program.program import GpuProgram
+from cml_engine.gpu.textures import load
+from cml_engine.ir.textures import FORMATS, by_channel
 from cml_engine.ops.declaration.registry import registered
+from cml_engine.runtime.session import session
+from cml_engine.runtime.session.inputs import take_words
 from cml_engine.testing import kernel_checks
 from cml_engine.tools.selftest import networks
 from cml_engine.tools.selftest.kernels import selected_checks
@@ -46,7 +51,7 @@ def test_the_parts_pass_and_the_file_names_device_and_versions(run_selftest, gpu
     """The parts that no other test of this file covers pass, and the report names them."""
     digest = networks.integer_digests()["population"]
     monkeypatch.setattr(networks, "integer_digests", lambda: {"population": digest})
-    parts = ("digests", "textures", "readbacks", "loss", "tuning")
+    parts = ("digests", "cooked", "textures", "readbacks", "sliders", "loss", "tuning")
     printed, report = run_selftest(" ".join(f"--only {p}" for p in (*parts, "relu", "box")))
     assert [part.name for part in report.parts] == ["kernels", *parts]
     assert all(part.checks and part.result == "ok" for part in report.parts)
@@ -74,8 +79,11 @@ def test_a_wrong_slice_is_found_in_kernels_and_in_frames(run_selftest, monkeypat
     monkeypatch.setattr(
         Uniforms, "take_slot", lambda self, first, end: take_slot(self, first + 1, end + 1)
     )
-    printed, report = run_selftest("--only leaky_relu --only tuning", ends=1)
-    kernels, tuning = report.parts
+    parts = ("leaky_relu", "cooked", "sliders", "tuning")
+    printed, report = run_selftest(" ".join(f"--only {part}" for part in parts), ends=1)
+    kernels, cooked, sliders, tuning = report.parts
+    assert cooked.failed == cooked.checks, cooked.failures
+    assert [text.partition(":")[0].endswith("in frames") for text in sliders.failures] == 4 * [True]
     assert "gives other bits than the whole run" in kernels.failures[0]
     assert "output 'y' by other kernels, in frames" in tuning.failures[0]
     assert "something is wrong" in printed
@@ -86,9 +94,46 @@ def test_a_wrong_digest_names_the_network(run_selftest, monkeypatch):
     monkeypatch.setattr(networks, "integer_digests", lambda: {"population": wrong})
     _, report = run_selftest("--only digests", ends=1)
     (part,) = report.parts
-    assert part.failed == 2
+    assert part.failed == 3
     assert part.failures[0].startswith("integer network 'population': got sha256:")
     assert f"expected {wrong}" in part.failures[0]
+
+
+def test_lost_bytes_are_found(run_selftest, monkeypatch):
+    digest = networks.integer_digests()["population"]
+    monkeypatch.setattr(networks, "integer_digests", lambda: {"population": digest})
+
+    def take_zeros(*arguments):
+        return {name: 0 * words for name, words in take_words(*arguments).items()}
+
+    monkeypatch.setattr(session, "take_words", take_zeros)
+    _, report = run_selftest("--only digests", ends=1)
+    (failure,) = report.parts[0].failures
+    assert failure.startswith("integer network 'population' from bytes: ")
+
+
+def test_wrong_texels_are_found_in_every_format(run_selftest, monkeypatch):
+    """The self-test finds a device that reads twice the values of a texture."""
+
+    def doubled(*arguments):
+        return tuple(2 * number for number in by_channel(*arguments))
+
+    monkeypatch.setattr(load, "by_channel", doubled)
+    _, report = run_selftest("--only textures", ends=1)
+    (part,) = report.parts
+    assert [text.partition(",")[0] for text in part.failures] == [*FORMATS]
+
+
+def test_a_slider_that_does_not_move_is_found(run_selftest, monkeypatch):
+    monkeypatch.setattr(GpuProgram, "_move_sliders", lambda *_: None)
+    _, report = run_selftest("--only sliders", ends=1)
+    (part,) = report.parts
+    moved = [text.partition(":")[0] for text in part.failures]
+    assert moved == [
+        f"strength {strength}, border {border}, {when}"
+        for strength, border in (("0.5", "-3"), ("-4", "0"))
+        for when in ("at once", "in frames")
+    ]
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
 
@@ -18,6 +18,7 @@ from cml_engine.ir.graph import Array, Graph
 from cml_engine.ops.declaration.choice import TunedChoice, VariantTable
 from cml_engine.runtime.node_check import check_bits, check_nodes, random_words
 from cml_engine.runtime.session import CompileOptions, Session, random_inputs
+from cml_engine.runtime.session.inputs import Words, quantized_inputs
 from cml_engine.tools.selftest import random_networks
 from cml_engine.tools.selftest.context import CheckFailed, SelfTest, expect
 from cml_engine.tools.selftest.frame_loop import FrameLoop
@@ -55,7 +56,7 @@ def integer_digests() -> dict[str, str]:
 
 
 def check_digests(test: SelfTest) -> None:
-    """Compares integer networks' outputs, at once and in frames, with committed digests.
+    """Compares integer networks' outputs with committed digests: at once, in frames, from bytes.
 
     Where they differ, the message names the first tensor that differs from NumPy.
     """
@@ -71,6 +72,19 @@ def check_digests(test: SelfTest) -> None:
         with test.check(f"integer network '{name}' in frames"):
             (outputs,) = FrameLoop(test.gpu).run(session, inputs)
             expect(run_digest(graph, outputs) == digest, "the digest differs from that of a run")
+        with test.check(f"integer network '{name}' from bytes"):
+            outputs = session.run(_as_words(session, inputs))
+            expect(run_digest(graph, outputs) == digest, "the digest differs from that of numbers")
+
+
+def _as_words(session: Session, inputs: Mapping[str, Array]) -> dict[str, Array | Words]:
+    """Returns inputs of an integer network as the bytes that they round to."""
+    given: dict[str, Array | Words] = dict(inputs)
+    for name, conversion in quantized_inputs(session.graph).items():
+        words = np.rint(inputs[name] * np.float32(conversion.inverse))
+        dtype = np.int8 if conversion.low < 0 else np.uint8
+        given[name] = Words(words.clip(conversion.low, conversion.high).astype(dtype))
+    return given
 
 
 def check_networks(test: SelfTest) -> None:

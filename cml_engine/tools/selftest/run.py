@@ -8,18 +8,22 @@ from collections.abc import Callable, Sequence
 from cml_engine.errors import DeviceError
 from cml_engine.gpu.gpu import Gpu
 from cml_engine.tools.selftest.context import SelfTest
+from cml_engine.tools.selftest.cooked import check_cooked
 from cml_engine.tools.selftest.frames import check_frames
 from cml_engine.tools.selftest.kernels import check_kernels
 from cml_engine.tools.selftest.networks import check_digests, check_networks, check_tuning
 from cml_engine.tools.selftest.report import PartResult
+from cml_engine.tools.selftest.sliders import check_sliders
 from cml_engine.tools.selftest.transfers import check_loss, check_readbacks, check_textures
 
 #: the parts by name, in their order
 PARTS: dict[str, Callable[[SelfTest], None]] = {
     "kernels": check_kernels,
     "digests": check_digests,
+    "cooked": check_cooked,
     "textures": check_textures,
     "readbacks": check_readbacks,
+    "sliders": check_sliders,
     "loss": check_loss,
     "networks": check_networks,
     "tuning": check_tuning,

@@ -17,6 +17,14 @@ from cml_engine.tools.selftest.frame_loop import FrameLoop
 
 #: widths and heights of the textures
 _SIZES = ((1, 1), (7, 5), (67, 3))
+#: a triangle that covers the target; a pixel's depth is (x + 128 y) / 1024, without rounding
+_DEPTH_WGSL = """
+    @vertex fn corner(@builtin(vertex_index) i: u32) -> @builtin(position) vec4<f32> {
+        return vec4<f32>(f32(i & 1u) * 4.0 - 1.0, f32(i >> 1u) * 4.0 - 1.0, 0.0, 1.0);
+    }
+    @fragment fn pixel(@builtin(position) at: vec4<f32>) -> @builtin(frag_depth) f32 {
+        return (floor(at.x) + 128.0 * floor(at.y)) / 1024.0;
+    }"""
 #: jobs of one session that are read at once
 _JOBS = 5
 
@@ -24,15 +32,49 @@ _JOBS = 5
 def check_textures(test: SelfTest) -> None:
     """Reads every texture format into a network and writes its output to another texture.
 
-    The network negates; with a scale of -1 at its input the texels must return unchanged.
+    The network negates; with a scale of -1 at its input the texels must return unchanged. Depth
+    is drawn, and read only.
     """
-    names = [name for name, texture_format in FORMATS.items() if not texture_format.depth]
     sizes = _SIZES[1:2] if test.quick else _SIZES
-    for name in names:
+    for name, texture_format in FORMATS.items():
+        check = _check_depth if texture_format.depth else _check_round_trip
         for width, height in sizes:
             with test.check(f"{name}, {width}x{height}"):
-                _check_round_trip(test.gpu, name, width, height)
-    test.part.note = f"{len(names)} formats, {len(sizes)} sizes"
+                check(test.gpu, name, width, height)
+    test.part.note = f"{len(FORMATS)} formats, {len(sizes)} sizes"
+
+
+def _check_depth(gpu: Gpu, name: str, width: int, height: int) -> None:
+    usage = "TEXTURE_BINDING|RENDER_ATTACHMENT"
+    texture = gpu.device.create_texture(size=(width, height, 1), format=name, usage=usage)
+    module = gpu.device.create_shader_module(code=_DEPTH_WGSL)
+    pipeline = gpu.device.create_render_pipeline(
+        layout="auto",
+        vertex={"module": module, "entry_point": "corner", "buffers": []},
+        primitive={"topology": "triangle-list"},
+        depth_stencil={"format": name, "depth_write_enabled": True, "depth_compare": "always"},
+        fragment={"module": module, "entry_point": "pixel", "targets": []},
+    )
+    target = {
+        "view": texture.create_view(), "depth_clear_value": 1.0,
+        "depth_load_op": "clear", "depth_store_op": "store",
+    }  # fmt: skip
+    encoder = gpu.device.create_command_encoder()
+    draw = encoder.begin_render_pass(color_attachments=[], depth_stencil_attachment=target)
+    draw.set_pipeline(pipeline)
+    draw.draw(3)
+    draw.end()
+    gpu.queue.submit([encoder.finish()])
+    (outputs,) = FrameLoop(gpu).run(
+        _negative(gpu, (1, 1, height, width)), {"x": TextureInput(texture, scale=-1.0)}
+    )
+    y, x = np.mgrid[:height, :width]
+    np.testing.assert_array_equal(outputs["y"][0, 0], (x + 128 * y) / 1024)
+
+
+def _negative(gpu: Gpu, shape: tuple[int, ...]) -> Session:
+    builder = GraphBuilder("negative")
+    return Session(builder.graph(y=builder.neg(builder.input("x", shape))), gpu)
 
 
 def _check_round_trip(gpu: Gpu, name: str, width: int, height: int) -> None:
@@ -45,12 +87,8 @@ def _check_round_trip(gpu: Gpu, name: str, width: int, height: int) -> None:
     row = {"bytes_per_row": texels.strides[0], "rows_per_image": height}
     size = (width, height, 1)
     gpu.queue.write_texture({"texture": source}, texels, row, size)
-    builder = GraphBuilder("negative")
-    x = builder.input("x", (1, texels.shape[2], height, width))
-    session = Session(builder.graph(y=builder.neg(x)), gpu)
-    loop = FrameLoop(gpu)
-    (outputs,) = loop.run(
-        session,
+    (outputs,) = FrameLoop(gpu).run(
+        _negative(gpu, (1, texels.shape[2], height, width)),
         {"x": TextureInput(source, scale=-1.0)},
         then=lambda encoder, job: job.copy_to_texture(encoder, "y", target),
     )
@@ -104,11 +142,8 @@ def check_readbacks(test: SelfTest) -> None:
             _assert_same(outputs, Session(session.source_graph, "cpu").run(given))
     width = 2**10 + 1 if test.quick else 2**20 + 1
     with test.check(f"a tensor of {48 * width} bytes"):
-        builder = GraphBuilder("large")
-        x = builder.input("x", (1, 3, 4, width))
-        session = Session(builder.graph(y=builder.neg(x)), test.gpu)
         values = rng.standard_normal((1, 3, 4, width), np.float32)
-        (outputs,) = loop.run(session, {"x": values})
+        (outputs,) = loop.run(_negative(test.gpu, values.shape), {"x": values})
         np.testing.assert_array_equal(outputs["y"], -values)
 
 
