@@ -238,21 +238,26 @@ class _RunningMedian:
             self.add(min(self._last))
 
 
-class _Excess:
-    """The excesses of the last frames, and how often one is longer than a given time."""
+class _Recent:
+    """The last ``size`` times, kept in order of size too."""
 
-    def __init__(self) -> None:
-        self._recent: deque[float] = deque(maxlen=_WINDOW)
+    def __init__(self, size: int) -> None:
+        self._recent: deque[float] = deque(maxlen=size)
         self._sorted: list[float] = []
 
     def add(self, ms: float) -> None:
-        if len(self._recent) == _WINDOW:
+        if len(self._recent) == self._recent.maxlen:
             del self._sorted[bisect_left(self._sorted, self._recent[0])]
         self._recent.append(ms)
         insort(self._sorted, ms)
 
+    @property
+    def median(self) -> float:
+        """The upper median; 0 without any times."""
+        return self._sorted[len(self._sorted) // 2] if self._sorted else 0.0
+
     def share_above(self, ms: float, target_ms: float) -> float:
-        """Returns the share of frames whose excess is longer than ``ms``."""
+        """Returns the share of the times that are longer than ``ms``, for excesses of frames."""
         longer = len(self._sorted) - bisect_right(self._sorted, ms)
         assumed = math.exp(-max(0.0, ms) / (_ASSUMED_EXCESS * target_ms))
         return (longer + _ASSUMED_FRAMES * assumed) / (len(self._sorted) + _ASSUMED_FRAMES)
@@ -288,12 +293,12 @@ class FrameController:
 
     def __init__(self, share: float, *, reports_elapsed: bool) -> None:
         self._share, self._reports_elapsed = share, reports_elapsed
-        self._excess = _Excess()
+        self._excess = _Recent(_WINDOW)
         self._log_price = math.log(_PRICE)
         self._expected = _RunningMedian()
         self._is_delayed = False
         self._last_ms = 0.0
-        self._elapsed: deque[float] = deque(maxlen=_ELAPSED_FRAMES)
+        self._elapsed = _Recent(_ELAPSED_FRAMES)
         self._slow = 1.0
         self._elapsed_ms = self._target_ms = self._least_ms = 0.0
         self._frames: deque[_Frame] = deque(maxlen=_MEDIAN_FRAMES)
@@ -322,14 +327,14 @@ class FrameController:
         self._target_ms, self._elapsed_ms, self._planned = target_ms, elapsed_ms, None
         self._least_ms = least_ms
         if self._reports_elapsed:
-            self._elapsed.append(elapsed_ms)
+            self._elapsed.add(elapsed_ms)
             usual_ms = self.usual_elapsed_ms
             self._slow = min(_SLOWEST, max(_QUICKEST, elapsed_ms / usual_ms)) if usual_ms else 1.0
 
     @property
     def usual_elapsed_ms(self) -> float:
         """The median of the elapsed times that the host reported; 0 without any."""
-        return sorted(self._elapsed)[len(self._elapsed) // 2] if self._elapsed else 0.0
+        return self._elapsed.median
 
     @property
     def is_known(self) -> bool:
@@ -371,13 +376,14 @@ class FrameController:
         if not self._reports_elapsed:  # the frame may be late whatever runs
             late_anyway = self._share_late(room_ms) * (1 - self._share_caused)
         best_ms = best_worth_ms = 0.0
-        for part in range(1, _PLANS + 1):
+        for part in range(_PLANS, 0, -1):
             plan_ms = room_ms * part / _PLANS
-            if plan_ms < _LEAST_PLAN * self._target_ms:
-                continue
-            risk = self._share_late(room_ms - plan_ms) - late_anyway
-            worth_ms = plan_ms - price_ms * risk
-            if worth_ms > best_worth_ms:
+            # no smaller plan is worth more than this
+            most_ms = plan_ms + price_ms * late_anyway
+            if plan_ms < _LEAST_PLAN * self._target_ms or most_ms < best_worth_ms:
+                break
+            worth_ms = plan_ms - price_ms * (self._share_late(room_ms - plan_ms) - late_anyway)
+            if worth_ms > 0 and worth_ms >= best_worth_ms:  # of equal ones the smallest
                 best_ms, best_worth_ms = plan_ms, worth_ms
         return best_ms
 
