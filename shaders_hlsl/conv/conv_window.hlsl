@@ -4,7 +4,8 @@
 // A turn of the loop multiplies all inputs under a thread's windows in BLOCKS blocks, while those of the
 // next turn are loaded. Positions share inputs.
 // PARTS: that many waves of LANES threads each add a part of the blocks, and the first adds their sums.
-// T0 input (blocks of four channels, or PLAIN), T1 filter [row block][band][tap][4 in][ROWS], T2 bias,
+// T0 input (blocks of four channels, or PLAIN), T1 filter [row block][band][tap][4 in][ROWS], or with
+// DOT4 [row block][band][tap][ROWS] words of four bytes, T2 bias,
 // then the epilogues' operands, then OUT. INSIDE: no window reaches beyond the input. WHOLE: the channels
 // of a plain input fill blocks, as those of groups do.
 #include "conv_position.hlsli"
@@ -15,7 +16,7 @@
 // inputs under a thread's windows, in rows of TAPS_X
 #define SPAN ((COLUMNS - 1) * STRIDE_Y + (TAPS_Y - 1) * DILATION_Y + 1)
 #define CELLS (SPAN * TAPS_X)
-#define WINDOW_VECTORS (TAPS_Y * TAPS_X * ROWS)
+#define WINDOW_VECTORS (TAPS_Y * TAPS_X * BLOCK_VECTORS)
 
 // the start of each row of inputs, the offset of each input in a row; -1 for none
 static int row_from[SPAN];
@@ -59,11 +60,13 @@ CML_BLOCK load_cell(int row, int column, uint block) {
 }
 
 CML_BLOCK with_border(CML_BLOCK value, int row, int column) {
-#if INSIDE
-    return value;
-#else
-    return min(row_from[row], column_from[column]) >= 0 ? value : CML_BLOCK(0);
+#if !INSIDE
+    value = min(row_from[row], column_from[column]) >= 0 ? value : CML_BLOCK(0);
 #endif
+#ifdef FLIP
+    value ^= FLIP;
+#endif
+    return value;
 }
 
 void find_inputs(int y, int x) {
@@ -111,7 +114,9 @@ void add_turn(uint w, uint next) {
         {CML_UNROLL(int, j, COLUMNS) {
             x[j] = held[block * CELLS + (j * STRIDE_Y + row) * TAPS_X + tap % TAPS_X];
         }}
-        {CML_UNROLL(int, i, ROWS) { multiply_vector(T1[w + tap * ROWS + i], x, i, 0, 0); }}
+        {CML_UNROLL(int, i, BLOCK_VECTORS) {
+            multiply_vector(T1[w + tap * BLOCK_VECTORS + i], x, i, 0, 0);
+        }}
     }}
 }
 

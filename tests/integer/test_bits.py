@@ -86,6 +86,38 @@ def test_products_of_bytes_at_their_extremes(signed, gpu):
     assert len(picks) == 1
 
 
+#: filters and attributes of convolutions of 32 channels
+WINDOWS = {
+    "border": ((10, 32, 3, 2), {"padding": [(1, 1), (0, 1)], "stride": [2, 1]}),
+    "inside": ((10, 32, 2, 3), {"padding": [(0, 0), (0, 0)], "dilation": [2, 1]}),
+    "groups": ((8, 16, 3, 3), {"padding": [(1, 1), (1, 1)], "groups": 2}),
+    "1x1": ((10, 32, 1, 1), {"padding": [(0, 0), (0, 0)]}),
+}
+
+
+@pytest.mark.parametrize("parts", ["", " in 2 parts"])
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_windows_of_bytes_at_their_extremes(window, signed, parts, gpu):
+    rng = np.random.default_rng(signed)
+    shape, attrs = WINDOWS[window]
+    net = IntegerNet()
+    x = net.input("x", (2, 4, 7, 9), STEP, signed=signed)
+    zero = net.weight("zero", 0.0, None)
+    first = net.weight("first", rng.integers(-127, 128, (32, 4, 1, 1)), 0.001)
+    y = net.op("conv", x, first, zero, to=line(STEP, signed=signed))
+    filter = net.weight("filter", rng.choice([-127, 127], shape), 0.001)
+    y = net.op("conv", y, filter, zero, to=line(STEP, 16), **attrs)
+    graph = net.graph(y)
+    words = random_words(rng, (2, 4, 7, 9), signed=signed)
+    inputs = {"x": (words * STEP).astype(np.float32)}
+    (expected,) = cml.Session(graph, "cpu").run(inputs).values()
+    assert len(np.unique(expected)) > 9
+    got, picks = forced(graph, inputs, gpu, f"dot4 window 4x1 by 64{parts}")
+    assert picks
+    assert_array_equal(*got.values(), expected)
+
+
 @pytest.mark.parametrize("op", ["conv", "deconv"])
 @pytest.mark.parametrize("signed", [True, False])
 @pytest.mark.parametrize("stride", [[1, 1], [2, 1], [3, 2]])

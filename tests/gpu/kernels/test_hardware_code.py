@@ -20,7 +20,14 @@ pytestmark = pytest.mark.skipif(library() is None, reason="Mesa's RADV is not in
 CARD = CARDS["RX 6800"]
 #: executed instructions per multiply-add of the demo's networks: a change may not add to them.
 #: Where waves share a sum, each computes the addresses
-PER_PRODUCT = {"upres": 2.55, "texture": 2.25, "population": 2.75}
+PER_PRODUCT = {
+    "upres": 2.55,
+    "texture": 2.25,
+    "population": 2.75,
+    "integer/upres": 1.3,
+    "integer/texture": 1.15,
+    "integer/population": 1.45,
+}
 #: the fewest waves of a SIMD, of 16; Winograd's stages hold a tile in registers, large register
 #: tiles the sums of many products, and windows the inputs of two turns: these need no other wave
 LEAST_WAVES = {

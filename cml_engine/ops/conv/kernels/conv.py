@@ -238,7 +238,7 @@ CONV.add(
 _SOFTWARE_COLUMNS = 8
 
 
-def _is_dot4_possible(conv: Conv) -> bool:
+def is_dot4_possible(conv: Conv) -> bool:
     """Returns True for an integer conv of 8-bit inputs and constant 8-bit weights.
 
     A depthwise convolution is not possible. Neither is a deconv of unsigned inputs with strides:
@@ -267,7 +267,7 @@ CONV.add(
         kernel=KERNEL,
         lower=lambda conv, size: _lower_tile(replace(conv, dot4=True), size),
         default_tile=_default_dot4_tile,
-        is_possible=_is_dot4_possible,
+        is_possible=is_dot4_possible,
         # on a software driver if the row tiles of floats are not possible
         is_faster=lambda conv: not conv.op.limits.software or not rows_are_possible(conv),
         before=("row tile", "tile"),

@@ -47,7 +47,7 @@ def packed_filter(conv: Conv, rows: int) -> Generator[Dispatch, None, str]:
         way = "deconv" if conv.transposed else "conv"
         if conv.dot4:
             key = f"{name}.{way}{shape.groups}.rows{rows}.dot4"
-            return op.pack(key, lambda: _pack_bytes(conv, rows))
+            return op.pack(key, lambda: pack_bytes(conv, rows))
         if block_format(conv, rows):
             key = f"{name}.{way}{shape.groups}.rows{rows}.few"
             return op.pack(key, lambda: _pack_few_bits(conv, rows))
@@ -142,7 +142,7 @@ def _pack_groups(conv: Conv, rows: int) -> Array:
     return packed
 
 
-def _pack_bytes(conv: Conv, rows: int) -> Packing:
+def pack_bytes(conv: Conv, rows: int) -> Packing:
     """Returns the packing of a filter as [row block][tap][band][rows] of words.
 
     A word has the bytes of four inputs.

@@ -15,7 +15,13 @@ from typing import Any
 from cml_engine.ops.conv.cases import conv_case
 from cml_engine.ops.conv.kernels.conv import default_tile as default_direct_tile
 from cml_engine.ops.conv.kernels.conv import direct_seconds
-from cml_engine.ops.conv.kernels.conv_pack import block_format, keeps_order, pack_filter
+from cml_engine.ops.conv.kernels.conv import is_dot4_possible as can_use_dot4
+from cml_engine.ops.conv.kernels.conv_pack import (
+    block_format,
+    keeps_order,
+    pack_bytes,
+    pack_filter,
+)
 from cml_engine.ops.conv.kernels.conv_product import PARAMS, launch_product, tile_params
 from cml_engine.ops.conv.node import (
     CONV,
@@ -42,7 +48,18 @@ _TABLE_TAPS, _BLOCKS = 9, (4, 2, 1)
 
 def is_possible(conv: Conv) -> bool:
     """Returns True for a conv of two axes or one, with few taps and a constant filter of floats."""
-    if conv.op.attrs.get("exact") or conv.transposed or not conv.constant or is_depthwise(conv):
+    if conv.op.attrs.get("exact") or not conv.constant or is_depthwise(conv):
+        return False
+    return _is_small(conv)
+
+
+def is_dot4_possible(conv: Conv) -> bool:
+    """Returns True for such a conv of 8-bit inputs in blocks, and a constant 8-bit filter."""
+    return can_use_dot4(conv) and not _is_plain(conv) and _is_small(conv)
+
+
+def _is_small(conv: Conv) -> bool:
+    if conv.transposed:
         return False
     return len(conv.shape.axes) <= 2 and conv.in_blocks > 0 and bool(_fitting_tiles(conv))
 
@@ -119,6 +136,13 @@ def is_faster(conv: Conv) -> bool:
     return best_seconds(conv) < direct_seconds(conv, default_direct_tile(conv))
 
 
+def _is_dot4_faster(conv: Conv) -> bool:
+    """Returns True on hardware if the model of floats says so, whose loads are as many."""
+    if conv.op.limits.software:
+        return False
+    return seconds(conv, default_tile(conv)) < direct_seconds(conv, default_direct_tile(conv))
+
+
 def best_seconds(conv: Conv) -> float:
     """Returns the modelled time with the default tile, infinity if it is not possible."""
     if not is_possible(conv):
@@ -140,7 +164,10 @@ def _launch(conv: Conv, tile: ConvTile) -> tuple[int, dict[str, Any]]:
 def _lower(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     _, y, x = conv.shape.axes3
     key = f"{conv.op.in_names[1]}.window{conv.shape.groups}.rows{tile.rows}"
-    filter = conv.pack(key, lambda: _pack(conv, tile.rows))
+    if conv.dot4:
+        filter = conv.op.pack(f"{key}.dot4", lambda: _pack_bytes(conv, tile.rows))
+    else:
+        filter = conv.pack(key, lambda: _pack(conv, tile.rows))
     inside = all(
         a.before <= 0 and (a.narrow - 1) * a.stride + a.reach - a.before <= a.wide for a in (y, x)
     )
@@ -173,6 +200,13 @@ def _pack(conv: Conv, rows: int) -> Packing:
     return replace(packing, dims=(row_block, (inputs // 4, axis, 4), taps, (4, axis, 1), row))
 
 
+def _pack_bytes(conv: Conv, rows: int) -> Packing:
+    """Returns the packing of the filter as [row block][band][tap][rows] of words of four bytes."""
+    packing = pack_bytes(conv, rows)
+    row_block, taps, inputs, row, four = packing.dims
+    return replace(packing, dims=(row_block, inputs, taps, row, four))
+
+
 _INSIDE = [(0, 0), (0, 0)]
 CONV.add(
     KernelVariant(
@@ -196,3 +230,17 @@ CONV.add(
         ),
     )
 )  # fmt: skip
+
+CONV.add(
+    KernelVariant(
+        name="dot4 window",
+        about="a small window of bytes, all of whose inputs are loaded a turn ahead",
+        kernel=engine_kernel("conv/conv_window.hlsl", PARAMS, group=GROUP),
+        lower=lambda conv, tile: _lower(replace(conv, dot4=True), tile),
+        default_tile=default_tile,
+        is_possible=is_dot4_possible,
+        is_faster=_is_dot4_faster,
+        before=("dot4 tile", "row tile", "tile"),
+        tiles=tiles,
+    )
+)
