@@ -54,7 +54,7 @@ def is_possible(conv: Conv) -> bool:
 
 
 def is_dot4_possible(conv: Conv) -> bool:
-    """Returns True for such a conv of 8-bit inputs in blocks, and a constant 8-bit filter."""
+    """Returns True for a conv with few taps, 8-bit inputs in blocks and an 8-bit filter."""
     return can_use_dot4(conv) and not _is_plain(conv) and _is_small(conv)
 
 
