@@ -320,7 +320,7 @@ def test_c_example_shows_the_network_output(folder, gpu):
     file, picture = written(folder, "twice", graph, player=True), folder / "scene.ppm"
     run = run_play(build("scene.c", device=True), file, picture, "40", "2")
     assert run.returncode == 0, run.stderr
-    assert "full frames" in run.stdout and "pictures in 40 frames" in run.stdout
+    assert "pictures in 40 frames" in run.stdout
     _, size, _, texels = picture.read_bytes().split(b"\n", 3)
     width, height = map(int, size.split())
     found = np.frombuffer(texels, np.uint8).reshape(height, width, 3).astype(int)
