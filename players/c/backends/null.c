@@ -98,19 +98,21 @@ static void broken(const null_device *n, const char *rule) {
         if (!(what)) broken(n, text);                                                              \
     } while (0)
 
+/* Checks a rule without which the function cannot go on. */
+#define REQUIRE(what, result, text)                                                                \
+    do {                                                                                           \
+        if (!(what)) {                                                                             \
+            broken(n, text);                                                                       \
+            return result;                                                                         \
+        }                                                                                          \
+    } while (0)
+
 static void *take(const null_device *n, size_t bytes) {
-    const cml_allocator *from = &n->options.allocator;
-    void *block = from->allocate != NULL ? from->allocate(from->user, bytes) : malloc(bytes);
-    if (block != NULL) memset(block, 0, bytes);
-    return block;
+    return cml_allocate(&n->options.allocator, bytes);
 }
 
 static void give_back(const null_device *n, void *block, size_t bytes) {
-    const cml_allocator *to = &n->options.allocator;
-    if (to->release != NULL)
-        to->release(to->user, block, bytes);
-    else
-        free(block);
+    cml_deallocate(&n->options.allocator, block, bytes);
 }
 
 static void *create(null_device *n, cml_scope *scope, kind is, size_t bytes) {
@@ -154,10 +156,7 @@ static void free_unused(null_device *n, object *gone) {
 
 static void release_object(null_device *n, void *handle, kind is) {
     object *o = handle;
-    if (!is_alive(n, handle, is)) {
-        broken(n, "an object is released twice, or is none");
-        return;
-    }
+    REQUIRE(is_alive(n, handle, is), , "an object is released twice, or is none");
     o->is_released = 1;
     n->counts.objects--;
     free_unused(n, o);
@@ -205,10 +204,8 @@ static cml_scope *create_scope(void *user) {
 static cml_status poll_scope(void *user, cml_scope *scope, char *text, size_t room) {
     null_device *n = user;
     int is_pending = 0;
-    if (!is_alive(n, scope, A_SCOPE)) {
-        broken(n, "a scope is polled that is released, or is none");
-        return CML_ERROR_DEVICE;
-    }
+    REQUIRE(is_alive(n, scope, A_SCOPE), CML_ERROR_DEVICE,
+            "a scope is polled that is released, or is none");
     if (scope->status != CML_OK) {
         if (room > 0) snprintf(text, room, "%s", scope->text);
         return scope->status;
@@ -231,10 +228,7 @@ static void release_scope(void *user, cml_scope *scope) {
 /* ------------------------------------------------------------------ buffers */
 
 static int is_range(const null_device *n, const cml_range *r) {
-    if (!is_alive(n, r->buffer, A_BUFFER)) {
-        broken(n, "a buffer is used that is released, or is none");
-        return 0;
-    }
+    REQUIRE(is_alive(n, r->buffer, A_BUFFER), 0, "a buffer is used that is released, or is none");
     RULE(r->offset % 4 == 0 && r->bytes % 4 == 0, "an offset or size is no multiple of 4");
     if (r->bytes > 0 && r->offset <= r->buffer->size && r->bytes <= r->buffer->size - r->offset)
         return 1;
@@ -298,10 +292,8 @@ static void use(object *o) { o->users++; }
 
 static command *record(const null_device *n, void *to, op is, size_t data_bytes) {
     commands *list = to;
-    if (!is_alive(n, to, COMMANDS)) {
-        broken(n, "commands are recorded that were submitted, discarded, or are none");
-        return NULL;
-    }
+    REQUIRE(is_alive(n, to, COMMANDS), NULL,
+            "commands are recorded that were submitted, discarded, or are none");
     int is_within = is == DISPATCH || is == END_PASS;
     if (is != BARRIER && list->is_in_pass != is_within) {
         broken(n, is_within ? "a dispatch or the end of a pass is outside of a pass"
@@ -367,10 +359,7 @@ static void barrier(void *user, void *to_commands) {
 
 static void mark_query(const null_device *n, commands *list, int query) {
     if (query < 0) return;
-    if (query >= CML_QUERIES || !(n->options.info.tick_ms > 0)) {
-        broken(n, "a timestamp has no such query");
-        return;
-    }
+    REQUIRE(query < CML_QUERIES && n->options.info.tick_ms > 0, , "a timestamp has no such query");
     RULE(!list->is_written[query], "two passes write the same query");
     list->is_written[query] = 1;
 }
@@ -396,10 +385,8 @@ static void resolve_queries(void *user, void *to_commands, uint32_t first, uint3
     if (!is_range(n, &target)) return;
     RULE(offset % 256 == 0, "timestamps are resolved to no multiple of 256");
     RULE(to->usage == CML_USAGE_QUERIES, "timestamps are resolved to another buffer");
-    if (first >= CML_QUERIES || count > CML_QUERIES - first) {
-        broken(n, "queries are resolved that there are not");
-        return;
-    }
+    REQUIRE(first < CML_QUERIES && count <= CML_QUERIES - first, ,
+            "queries are resolved that there are not");
     command *c = record(n, to_commands, RESOLVE, 0);
     if (c == NULL) return;
     for (uint32_t i = first; i < first + count; i++)
@@ -463,11 +450,9 @@ static cml_bindings *create_bindings(void *user, cml_scope *scope, cml_pipeline 
     null_device *n = user;
     (void)is_tried;
     RULE(is_alive(n, scope, A_SCOPE), "bindings are created without a scope");
-    if (!is_alive(n, pipeline, A_PIPELINE) || count != pipeline->tensors + 2 || writes == 0 ||
-        writes > pipeline->tensors) {
-        broken(n, "bindings have no pipeline, or another number of ranges");
-        return NULL;
-    }
+    REQUIRE(is_alive(n, pipeline, A_PIPELINE) && count == pipeline->tensors + 2 && writes > 0 &&
+                writes <= pipeline->tensors,
+            NULL, "bindings have no pipeline, or another number of ranges");
     cml_bindings *b = create(n, scope, BINDINGS, sizeof *b);
     if (b == NULL) {
         refuse(scope, CML_ERROR_MEMORY, "no memory for bindings");
@@ -489,11 +474,9 @@ static void dispatch(void *user, void *to_commands, cml_pipeline *pipeline, cml_
                      uint32_t offset, uint32_t x, uint32_t y) {
     null_device *n = user;
     const cml_device_info *info = &n->options.info;
-    if (!is_alive(n, pipeline, A_PIPELINE) || !is_alive(n, bindings, BINDINGS) ||
-        bindings->pipeline != pipeline) {
-        broken(n, "a dispatch has bindings of another pipeline, or one of both is released");
-        return;
-    }
+    REQUIRE(is_alive(n, pipeline, A_PIPELINE) && is_alive(n, bindings, BINDINGS) &&
+                bindings->pipeline == pipeline,
+            , "a dispatch has bindings of another pipeline, or one of both is released");
     RULE(pipeline->base.is_answered && bindings->base.is_answered,
          "a dispatch uses what poll_scope has not returned CML_OK for");
     RULE(offset % info->uniform_alignment == 0 && offset % 16 == 0,
@@ -518,11 +501,9 @@ static void dispatch(void *user, void *to_commands, cml_pipeline *pipeline, cml_
 
 static void map_buffer(void *user, cml_buffer *buffer) {
     null_device *n = user;
-    if (!is_alive(n, buffer, A_BUFFER) || buffer->usage != CML_USAGE_READBACK ||
-        buffer->is_requested) {
-        broken(n, "a buffer is mapped that is no readback buffer, or is mapped already");
-        return;
-    }
+    REQUIRE(is_alive(n, buffer, A_BUFFER) && buffer->usage == CML_USAGE_READBACK &&
+                !buffer->is_requested,
+            , "a buffer is mapped that is no readback buffer, or is mapped already");
     RULE(n->frames - buffer->copied_in >= CML_FRAMES_BEFORE_READ,
          "a buffer is mapped before CML_FRAMES_BEFORE_READ frames have passed");
     buffer->is_requested = 1;
@@ -531,10 +512,8 @@ static void map_buffer(void *user, cml_buffer *buffer) {
 
 static cml_status poll_mapped(void *user, cml_buffer *buffer, const void **data) {
     const null_device *n = user;
-    if (!is_alive(n, buffer, A_BUFFER) || !buffer->is_requested) {
-        broken(n, "a buffer is read that is not mapped");
-        return CML_ERROR_DEVICE;
-    }
+    REQUIRE(is_alive(n, buffer, A_BUFFER) && buffer->is_requested, CML_ERROR_DEVICE,
+            "a buffer is read that is not mapped");
     if (n->polls - buffer->requested_at < n->options.answer_after) return CML_PENDING;
     *data = buffer->data;
     return CML_OK;
@@ -647,10 +626,7 @@ static void end_command(null_device *n, command *c) {
 
 static void end_commands(null_device *n, commands *list, int is_run) {
     int end_query = -1;
-    if (!is_alive(n, list, COMMANDS)) {
-        broken(n, "commands are submitted twice, or are none");
-        return;
-    }
+    REQUIRE(is_alive(n, list, COMMANDS), , "commands are submitted twice, or are none");
     RULE(!list->is_in_pass, "commands end within a pass");
     for (command *next, *c = list->first; c != NULL; c = next) {
         next = c->next;
@@ -662,39 +638,7 @@ static void end_commands(null_device *n, commands *list, int is_run) {
 
 /* ------------------------------------------------------------------ the table */
 
-static const cml_backend functions = {
-    .destroy = destroy,
-    .get_info = get_info,
-    .poll = poll,
-    .create_scope = create_scope,
-    .poll_scope = poll_scope,
-    .release_scope = release_scope,
-    .create_buffer = create_buffer,
-    .adopt_buffer = adopt_buffer,
-    .release_buffer = release_buffer,
-    .get_handle = get_handle,
-    .write_buffer = write_buffer,
-    .create_pipeline = create_pipeline,
-    .release_pipeline = release_pipeline,
-    .create_bindings = create_bindings,
-    .release_bindings = release_bindings,
-    .begin_pass = begin_pass,
-    .end_pass = end_pass,
-    .dispatch = dispatch,
-    .copy_buffer = copy_buffer,
-    .barrier = barrier,
-    .resolve_queries = resolve_queries,
-    .map_buffer = map_buffer,
-    .poll_mapped = poll_mapped,
-    .unmap_buffer = unmap_buffer,
-};
-
-static cml_status fail(cml_error *error, cml_status status, const char *text) {
-    if (error == NULL) return status;
-    error->status = status;
-    snprintf(error->text, sizeof error->text, "%s", text);
-    return status;
-}
+static const cml_backend functions = {CML_BACKEND_FUNCTIONS, .barrier = barrier};
 
 cml_status cml_null_fill(const cml_null_options *options, cml_backend *backend, cml_error *error) {
     static const cml_device_info guaranteed = {.name = "null device",
@@ -711,9 +655,9 @@ cml_status cml_null_fill(const cml_null_options *options, cml_backend *backend, 
                                                .takes_wgsl = 1};
     null_device described = {.options = *options, .late_query = -1};
     if (options->on_broken_rule == NULL)
-        return fail(error, CML_ERROR_INPUT, "on_broken_rule of cml_null_options is NULL");
+        return cml_fail(error, CML_ERROR_INPUT, "on_broken_rule of cml_null_options is NULL");
     null_device *n = take(&described, sizeof *n);
-    if (n == NULL) return fail(error, CML_ERROR_MEMORY, "no memory for a backend");
+    if (n == NULL) return cml_fail(error, CML_ERROR_MEMORY, "no memory for a backend");
     *n = described;
     if (n->options.info.buffer_bytes == 0) n->options.info = guaranteed;
     if (n->options.is_late) n->options.info.times_pass_end = 1;

@@ -136,21 +136,15 @@ typedef struct vulkan {
 #undef DECLARE
 } vulkan;
 
+/* Calls a function of the device. */
+#define CALL(v, function, ...) (v)->function((v)->host.device, __VA_ARGS__)
+
 /* ------------------------------------------------------------------ memory of the host, locks */
 
-static void *take(const vulkan *v, size_t bytes) {
-    const cml_allocator *from = &v->host.allocator;
-    void *taken = from->allocate != NULL ? from->allocate(from->user, bytes) : malloc(bytes);
-    if (taken != NULL) memset(taken, 0, bytes);
-    return taken;
-}
+static void *take(const vulkan *v, size_t bytes) { return cml_allocate(&v->host.allocator, bytes); }
 
 static void give_back(const vulkan *v, void *taken, size_t bytes) {
-    const cml_allocator *to = &v->host.allocator;
-    if (to->release != NULL)
-        to->release(to->user, taken, bytes);
-    else
-        free(taken);
+    cml_deallocate(&v->host.allocator, taken, bytes);
 }
 
 static void lock(const vulkan *v) {
@@ -210,16 +204,15 @@ static VkResult build_pipeline(const vulkan *v, cml_pipeline *p) {
     VkComputePipelineCreateInfo info = {.sType = VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO,
                                         .layout = p->pipeline_layout};
     VkShaderModule module = VK_NULL_HANDLE;
-    VkResult result = v->CreateShaderModule(v->host.device, &code, NULL, &module);
+    VkResult result = CALL(v, CreateShaderModule, &code, NULL, &module);
     if (result != VK_SUCCESS) return result;
     info.stage = (VkPipelineShaderStageCreateInfo){
         .sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO,
         .stage = VK_SHADER_STAGE_COMPUTE_BIT,
         .module = module,
         .pName = "main"};
-    result = v->CreateComputePipelines(v->host.device, v->host.pipeline_cache, 1, &info, NULL,
-                                       &p->pipeline);
-    v->DestroyShaderModule(v->host.device, module, NULL);
+    result = CALL(v, CreateComputePipelines, v->host.pipeline_cache, 1, &info, NULL, &p->pipeline);
+    CALL(v, DestroyShaderModule, module, NULL);
     return result;
 }
 
@@ -314,11 +307,10 @@ static block *add_block(vulkan *v, uint32_t type, uint64_t bytes) {
     room *all = take(v, sizeof *all);
     void *mapped = NULL;
     VkResult result = VK_ERROR_OUT_OF_HOST_MEMORY;
-    if (b != NULL && all != NULL)
-        result = v->AllocateMemory(v->host.device, &info, NULL, &b->memory);
+    if (b != NULL && all != NULL) result = CALL(v, AllocateMemory, &info, NULL, &b->memory);
     if (result == VK_SUCCESS && (flags & mappable) == mappable) {
-        result = v->MapMemory(v->host.device, b->memory, 0, VK_WHOLE_SIZE, 0, &mapped);
-        if (result != VK_SUCCESS) v->FreeMemory(v->host.device, b->memory, NULL);
+        result = CALL(v, MapMemory, b->memory, 0, VK_WHOLE_SIZE, 0, &mapped);
+        if (result != VK_SUCCESS) CALL(v, FreeMemory, b->memory, NULL);
     }
     if (result != VK_SUCCESS) {
         if (b != NULL) give_back(v, b, sizeof *b);
@@ -378,7 +370,7 @@ static void free_block(vulkan *v, block *gone) {
     block **at = &v->blocks;
     while (*at != gone) at = &(*at)->next;
     *at = gone->next;
-    v->FreeMemory(v->host.device, gone->memory, NULL);
+    CALL(v, FreeMemory, gone->memory, NULL);
     for (room *next, *r = gone->rooms; r != NULL; r = next) {
         next = r->next;
         give_back(v, r, sizeof *r);
@@ -430,7 +422,7 @@ static VkResult allocate(vulkan *v, cml_buffer *b) {
         wanted = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
         preferred = b->usage == CML_USAGE_READBACK ? VK_MEMORY_PROPERTY_HOST_CACHED_BIT : 0;
     }
-    v->GetBufferMemoryRequirements(v->host.device, b->handle, &needs);
+    CALL(v, GetBufferMemoryRequirements, b->handle, &needs);
     if (v->host.memory.allocate != NULL) {
         const cml_vulkan_allocator *from = &v->host.memory;
         if (!from->allocate(from->user, &needs, wanted, preferred, &b->memory))
@@ -441,12 +433,11 @@ static VkResult allocate(vulkan *v, cml_buffer *b) {
         if (type == 32 || !take_memory(v, &needs, type, b)) return VK_ERROR_OUT_OF_DEVICE_MEMORY;
     }
     b->is_own = 1;
-    return v->BindBufferMemory(v->host.device, b->handle, b->memory.memory, b->memory.offset);
+    return CALL(v, BindBufferMemory, b->handle, b->memory.memory, b->memory.offset);
 }
 
 static void free_buffer(vulkan *v, cml_buffer *b) {
-    if (!b->is_adopted && b->handle != VK_NULL_HANDLE)
-        v->DestroyBuffer(v->host.device, b->handle, NULL);
+    if (!b->is_adopted && b->handle != VK_NULL_HANDLE) CALL(v, DestroyBuffer, b->handle, NULL);
     if (b->is_own && v->host.memory.release != NULL)
         v->host.memory.release(v->host.memory.user, &b->memory);
     else if (b->is_own)
@@ -464,7 +455,7 @@ static cml_buffer *add_buffer(vulkan *v, cml_scope *scope, int usage, uint64_t b
         b->size = bytes;
         b->usage = (cml_usage)usage;
         b->scope = scope;
-        result = v->CreateBuffer(v->host.device, &info, NULL, &b->handle);
+        result = CALL(v, CreateBuffer, &info, NULL, &b->handle);
         if (result == VK_SUCCESS) result = allocate(v, b);
         if (result != VK_SUCCESS) free_buffer(v, b);
     }
@@ -476,8 +467,8 @@ static cml_buffer *add_buffer(vulkan *v, cml_scope *scope, int usage, uint64_t b
 /* ------------------------------------------------------------------ uploads */
 
 static void end_upload(vulkan *v, upload *u) {
-    if (u->fence != VK_NULL_HANDLE) v->DestroyFence(v->host.device, u->fence, NULL);
-    if (u->commands != NULL) v->FreeCommandBuffers(v->host.device, v->pool, 1, &u->commands);
+    if (u->fence != VK_NULL_HANDLE) CALL(v, DestroyFence, u->fence, NULL);
+    if (u->commands != NULL) CALL(v, FreeCommandBuffers, v->pool, 1, &u->commands);
     if (u->staging != NULL) free_buffer(v, u->staging);
     end_pending(v, u->scope);
     give_back(v, u, sizeof *u);
@@ -487,7 +478,7 @@ static void end_upload(vulkan *v, upload *u) {
 static void poll_uploads(vulkan *v) {
     for (upload **at = &v->uploads; *at != NULL;) {
         upload *u = *at;
-        VkResult result = v->GetFenceStatus(v->host.device, u->fence);
+        VkResult result = CALL(v, GetFenceStatus, u->fence);
         if (result == VK_NOT_READY) {
             at = &u->next;
             continue;
@@ -506,8 +497,8 @@ static VkResult begin_upload(vulkan *v, upload *u) {
     VkCommandBufferBeginInfo begin = {.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO,
                                       .flags = VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT};
     VkFenceCreateInfo fence = {.sType = VK_STRUCTURE_TYPE_FENCE_CREATE_INFO};
-    VkResult result = v->AllocateCommandBuffers(v->host.device, &info, &u->commands);
-    if (result == VK_SUCCESS) result = v->CreateFence(v->host.device, &fence, NULL, &u->fence);
+    VkResult result = CALL(v, AllocateCommandBuffers, &info, &u->commands);
+    if (result == VK_SUCCESS) result = CALL(v, CreateFence, &fence, NULL, &u->fence);
     if (result == VK_SUCCESS) result = v->BeginCommandBuffer(u->commands, &begin);
     return result;
 }
@@ -567,18 +558,17 @@ static void add_upload(vulkan *v, cml_buffer *to, uint64_t offset, const void *d
 /* ------------------------------------------------------------------ objects that frames use */
 
 static void free_object(vulkan *v, object *o) {
-    VkDevice device = v->host.device;
     if (o->is == A_BUFFER) {
         free_buffer(v, (cml_buffer *)(void *)o);
     } else if (o->is == A_PIPELINE) {
         cml_pipeline *p = (cml_pipeline *)(void *)o;
-        v->DestroyPipeline(device, p->pipeline, NULL);
-        v->DestroyPipelineLayout(device, p->pipeline_layout, NULL);
-        v->DestroyDescriptorSetLayout(device, p->layout, NULL);
+        CALL(v, DestroyPipeline, p->pipeline, NULL);
+        CALL(v, DestroyPipelineLayout, p->pipeline_layout, NULL);
+        CALL(v, DestroyDescriptorSetLayout, p->layout, NULL);
         give_back(v, p, sizeof *p);
     } else {
         cml_bindings *b = (cml_bindings *)(void *)o;
-        v->DestroyDescriptorPool(device, b->pool, NULL);
+        CALL(v, DestroyDescriptorPool, b->pool, NULL);
         give_back(v, b, sizeof *b);
     }
 }
@@ -592,7 +582,7 @@ static void release_object(void *user, object *o) {
     unlock(v);
 }
 
-static void poll_device(void *user) {
+static void poll(void *user) {
     vulkan *v = user;
     uint64_t value = 0;
     lock(v);
@@ -622,7 +612,8 @@ static int get_info(void *user, int could_be, cml_device_info *info) {
     return 1;
 }
 
-static void free_all(vulkan *v) {
+static void destroy(void *user) {
+    vulkan *v = user;
     cml_allocator allocator = v->host.allocator;
     enter(v);
     while (v->workers > 0) sleep_until_woken(v);
@@ -630,7 +621,7 @@ static void free_all(vulkan *v) {
     take_built(v);
     for (upload *next, *u = v->uploads; u != NULL; u = next) {
         next = u->next;
-        v->WaitForFences(v->host.device, 1, &u->fence, VK_TRUE, UINT64_MAX);
+        CALL(v, WaitForFences, 1, &u->fence, VK_TRUE, UINT64_MAX);
         end_upload(v, u);
     }
     for (object *next, *o = v->garbage; o != NULL; o = next) {
@@ -642,16 +633,11 @@ static void free_all(vulkan *v) {
         free_buffer(v, b);
     }
     while (v->blocks != NULL) free_block(v, v->blocks); /* that lack a room, for want of memory */
-    if (v->pool != VK_NULL_HANDLE) v->DestroyCommandPool(v->host.device, v->pool, NULL);
-    if (v->queries != VK_NULL_HANDLE) v->DestroyQueryPool(v->host.device, v->queries, NULL);
+    if (v->pool != VK_NULL_HANDLE) CALL(v, DestroyCommandPool, v->pool, NULL);
+    if (v->queries != VK_NULL_HANDLE) CALL(v, DestroyQueryPool, v->queries, NULL);
     destroy_guard(v);
-    if (allocator.release != NULL)
-        allocator.release(allocator.user, v, sizeof *v);
-    else
-        free(v);
+    cml_deallocate(&allocator, v, sizeof *v);
 }
-
-static void destroy(void *user) { free_all(user); }
 
 /* ------------------------------------------------------------------ scopes and buffers */
 
@@ -803,9 +789,9 @@ static VkResult build_layouts(const vulkan *v, const cml_kernel *kernel, cml_pip
     VkPipelineLayoutCreateInfo pipeline = {.sType = VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO,
                                            .setLayoutCount = 1,
                                            .pSetLayouts = &p->layout};
-    VkResult result = v->CreateDescriptorSetLayout(v->host.device, &layout, NULL, &p->layout);
+    VkResult result = CALL(v, CreateDescriptorSetLayout, &layout, NULL, &p->layout);
     if (result != VK_SUCCESS) return result;
-    return v->CreatePipelineLayout(v->host.device, &pipeline, NULL, &p->pipeline_layout);
+    return CALL(v, CreatePipelineLayout, &pipeline, NULL, &p->pipeline_layout);
 }
 
 /* States an unknown source language: validation layers before 2023 refuse that of Slang. */
@@ -864,10 +850,10 @@ static VkResult build_bindings(const vulkan *v, const cml_pipeline *pipeline,
                                         .pSetLayouts = &pipeline->layout};
     VkWriteDescriptorSet writes[CML_MOST_BINDINGS];
     VkDescriptorBufferInfo buffers[CML_MOST_BINDINGS];
-    VkResult result = v->CreateDescriptorPool(v->host.device, &pool, NULL, &to->pool);
+    VkResult result = CALL(v, CreateDescriptorPool, &pool, NULL, &to->pool);
     if (result != VK_SUCCESS) return result;
     info.descriptorPool = to->pool;
-    result = v->AllocateDescriptorSets(v->host.device, &info, &to->set);
+    result = CALL(v, AllocateDescriptorSets, &info, &to->set);
     if (result != VK_SUCCESS) return result;
     for (uint32_t i = 0; i < pipeline->tensors + 2; i++) {
         buffers[i] =
@@ -880,7 +866,7 @@ static VkResult build_bindings(const vulkan *v, const cml_pipeline *pipeline,
             .descriptorType = i < 2 ? sizes[i].type : VK_DESCRIPTOR_TYPE_STORAGE_BUFFER,
             .pBufferInfo = &buffers[i]};
     }
-    v->UpdateDescriptorSets(v->host.device, pipeline->tensors + 2, writes, 0, NULL);
+    CALL(v, UpdateDescriptorSets, pipeline->tensors + 2, writes, 0, NULL);
     return VK_SUCCESS;
 }
 
@@ -971,6 +957,8 @@ static void map_buffer(void *user, cml_buffer *buffer) {
     (void)buffer; /* it stays mapped */
 }
 
+static void unmap_buffer(void *user, cml_buffer *buffer) { map_buffer(user, buffer); }
+
 static cml_status poll_mapped(void *user, cml_buffer *buffer, const void **data) {
     const vulkan *v = user;
     if (buffer->copied_in > v->completed) return CML_PENDING;
@@ -980,39 +968,7 @@ static cml_status poll_mapped(void *user, cml_buffer *buffer, const void **data)
 
 /* ------------------------------------------------------------------ the table */
 
-static const cml_backend functions = {
-    .destroy = destroy,
-    .get_info = get_info,
-    .poll = poll_device,
-    .create_scope = create_scope,
-    .poll_scope = poll_scope,
-    .release_scope = release_scope,
-    .create_buffer = create_buffer,
-    .adopt_buffer = adopt_buffer,
-    .release_buffer = release_buffer,
-    .get_handle = get_handle,
-    .write_buffer = write_buffer,
-    .create_pipeline = create_pipeline,
-    .release_pipeline = release_pipeline,
-    .create_bindings = create_bindings,
-    .release_bindings = release_bindings,
-    .begin_pass = begin_pass,
-    .end_pass = end_pass,
-    .dispatch = dispatch,
-    .copy_buffer = copy_buffer,
-    .barrier = barrier,
-    .resolve_queries = resolve_queries,
-    .map_buffer = map_buffer,
-    .poll_mapped = poll_mapped,
-    .unmap_buffer = map_buffer,
-};
-
-static cml_status fail(cml_error *error, cml_status status, const char *text) {
-    if (error == NULL) return status;
-    error->status = status;
-    snprintf(error->text, sizeof error->text, "%s", text);
-    return status;
-}
+static const cml_backend functions = {CML_BACKEND_FUNCTIONS, .barrier = barrier};
 
 static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
@@ -1090,28 +1046,29 @@ cml_status cml_vulkan_fill(const cml_vulkan *host, cml_backend *backend, cml_err
                                     .queueFamilyIndex = host->queue_family};
     if (host->instance == NULL || host->physical_device == NULL || host->device == NULL ||
         host->queue == NULL || host->get_instance_proc_addr == NULL)
-        return fail(error, CML_ERROR_INPUT,
-                    "instance, physical_device, device, queue and get_instance_proc_addr of "
-                    "cml_vulkan are required");
+        return cml_fail(error, CML_ERROR_INPUT,
+                        "instance, physical_device, device, queue and get_instance_proc_addr of "
+                        "cml_vulkan are required");
     if (host->timeline != VK_NULL_HANDLE && host->get_counter_value == NULL)
-        return fail(error, CML_ERROR_INPUT, "a timeline needs get_counter_value of cml_vulkan");
+        return cml_fail(error, CML_ERROR_INPUT, "a timeline needs get_counter_value of cml_vulkan");
     vulkan described = {.host = *host};
     vulkan *v = take(&described, sizeof *v);
-    if (v == NULL) return fail(error, CML_ERROR_MEMORY, "no memory for a backend");
+    if (v == NULL) return cml_fail(error, CML_ERROR_MEMORY, "no memory for a backend");
     *v = described;
     create_guard(v);
     if (!read_info(v)) {
-        free_all(v);
-        return fail(error, CML_ERROR_INPUT,
-                    "the device has no Vulkan 1.1, or no such queue family for compute: create it "
-                    "with VkApplicationInfo.apiVersion of 1.1 or newer");
+        destroy(v);
+        return cml_fail(
+            error, CML_ERROR_INPUT,
+            "the device has no Vulkan 1.1, or no such queue family for compute: create it "
+            "with VkApplicationInfo.apiVersion of 1.1 or newer");
     }
     VkResult result = v->CreateCommandPool(host->device, &pool, NULL, &v->pool);
     if (result == VK_SUCCESS && v->info.tick_ms > 0)
         result = v->CreateQueryPool(host->device, &queries, NULL, &v->queries);
     if (result != VK_SUCCESS) {
-        free_all(v);
-        return fail(error, CML_ERROR_MEMORY, "the device has no memory for a backend");
+        destroy(v);
+        return cml_fail(error, CML_ERROR_MEMORY, "the device has no memory for a backend");
     }
     *backend = functions;
     backend->user = v;
@@ -1124,9 +1081,9 @@ cml_status cml_vulkan_copy_to_image(const cml_backend *backend, VkCommandBuffer 
     const vulkan *v = backend->user;
     VkBufferImageCopy texels = region_of(to, from->offset);
     if (!is_image_of(to, &from->shape))
-        return fail(error, CML_ERROR_INPUT,
-                    "the image is of another size or format than the output: see "
-                    "cml_vulkan_image in cml_vulkan.h");
+        return cml_fail(error, CML_ERROR_INPUT,
+                        "the image is of another size or format than the output: see "
+                        "cml_vulkan_image in cml_vulkan.h");
     order(v, commands);
     v->CmdCopyBufferToImage(commands, *(VkBuffer *)from->buffer, to->image, to->layout, 1, &texels);
     return CML_OK;

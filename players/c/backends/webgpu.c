@@ -50,18 +50,7 @@ struct cml_pipeline {
 /* ------------------------------------------------------------------ memory and texts */
 
 static void *allocate(const webgpu *w, size_t bytes) {
-    const cml_allocator *allocator = &w->host.allocator;
-    void *block =
-        allocator->allocate != NULL ? allocator->allocate(allocator->user, bytes) : malloc(bytes);
-    if (block != NULL) memset(block, 0, bytes);
-    return block;
-}
-
-static void release(const cml_allocator *allocator, void *block, size_t bytes) {
-    if (allocator->release != NULL)
-        allocator->release(allocator->user, block, bytes);
-    else
-        free(block);
+    return cml_allocate(&w->host.allocator, bytes);
 }
 
 static WGPUStringView view_of(cml_text text) { return (WGPUStringView){text.data, text.length}; }
@@ -131,7 +120,7 @@ static int get_info(void *user, int could_be, cml_device_info *info) {
     return 1;
 }
 
-static void poll_device(void *user) {
+static void poll(void *user) {
     const webgpu *w = user;
 #ifdef CML_DAWN
     if (w->host.instance != NULL) wgpuInstanceProcessEvents(w->host.instance);
@@ -145,7 +134,7 @@ static void destroy(void *user) {
     cml_allocator allocator = w->host.allocator;
     if (w->queries != NULL) wgpuQuerySetRelease(w->queries);
     if (w->owns_queue) wgpuQueueRelease(w->host.queue);
-    release(&allocator, w, sizeof *w);
+    cml_deallocate(&allocator, w, sizeof *w);
 }
 
 /* ------------------------------------------------------------------ errors of the device */
@@ -190,8 +179,8 @@ static cml_status poll_scope(void *user, cml_scope *scope, char *text, size_t ro
 
 static void release_scope(void *user, cml_scope *scope) {
     const webgpu *w = user;
-    for (int i = 0; scope->pending > 0 && i < POLLS; i++) poll_device(user);
-    if (scope->pending == 0) release(&w->host.allocator, scope, sizeof *scope);
+    for (int i = 0; scope->pending > 0 && i < POLLS; i++) poll(user);
+    if (scope->pending == 0) cml_deallocate(&w->host.allocator, scope, sizeof *scope);
 }
 
 /* ------------------------------------------------------------------ buffers */
@@ -257,8 +246,8 @@ static void release_buffer(void *user, cml_buffer *buffer) {
     if (r != NULL) {
         *at = r->next;
         wgpuBufferDestroy(r->buffer);
-        for (int i = 0; r->state == MAP_DROPPED && i < POLLS; i++) poll_device(user);
-        if (r->state != MAP_DROPPED) release(&w->host.allocator, r, sizeof *r);
+        for (int i = 0; r->state == MAP_DROPPED && i < POLLS; i++) poll(user);
+        if (r->state != MAP_DROPPED) cml_deallocate(&w->host.allocator, r, sizeof *r);
     }
     wgpuBufferRelease(handle_of(buffer)); /* destroys it once no commands use it */
 }
@@ -328,8 +317,7 @@ static void build_pipeline(const webgpu *w, const cml_kernel *kernel, const void
     if (layout != NULL) wgpuPipelineLayoutRelease(layout);
 }
 
-/* Returns the code for wgpu-native: a copy, which the caller frees, if the code is to be changed.
- */
+/* Returns a copy of the code for wgpu-native, which the caller frees; NULL without memory. */
 static char *change_code(const webgpu *w, const cml_kernel *kernel) {
     char *changed = allocate(w, kernel->bytes);
     if (changed == NULL) return NULL;
@@ -353,7 +341,7 @@ static cml_pipeline *create_pipeline(void *user, cml_scope *scope, const cml_ker
         snprintf(scope->text, sizeof scope->text, "no memory for a pipeline");
     }
     if (code != NULL && code != kernel->code)
-        release(&w->host.allocator, (void *)code, kernel->bytes);
+        cml_deallocate(&w->host.allocator, (void *)code, kernel->bytes);
     return pipeline; /* an error of the scope forbids its use */
 }
 
@@ -361,7 +349,7 @@ static void release_pipeline(void *user, cml_pipeline *pipeline) {
     const webgpu *w = user;
     if (pipeline->pipeline != NULL) wgpuComputePipelineRelease(pipeline->pipeline);
     if (pipeline->layout != NULL) wgpuBindGroupLayoutRelease(pipeline->layout);
-    release(&w->host.allocator, pipeline, sizeof *pipeline);
+    cml_deallocate(&w->host.allocator, pipeline, sizeof *pipeline);
 }
 
 static WGPUBindGroup group_of(cml_bindings *bindings) { return (WGPUBindGroup)(void *)bindings; }
@@ -482,46 +470,15 @@ static cml_status poll_mapped(void *user, cml_buffer *buffer, const void **data)
 
 /* ------------------------------------------------------------------ the table */
 
-static const cml_backend functions = {
-    .destroy = destroy,
-    .get_info = get_info,
-    .poll = poll_device,
-    .create_scope = create_scope,
-    .poll_scope = poll_scope,
-    .release_scope = release_scope,
-    .create_buffer = create_buffer,
-    .adopt_buffer = adopt_buffer,
-    .release_buffer = release_buffer,
-    .get_handle = get_handle,
-    .write_buffer = write_buffer,
-    .create_pipeline = create_pipeline,
-    .release_pipeline = release_pipeline,
-    .create_bindings = create_bindings,
-    .release_bindings = release_bindings,
-    .begin_pass = begin_pass,
-    .end_pass = end_pass,
-    .dispatch = dispatch,
-    .copy_buffer = copy_buffer,
-    .resolve_queries = resolve_queries,
-    .map_buffer = map_buffer,
-    .poll_mapped = poll_mapped,
-    .unmap_buffer = unmap_buffer,
-};
-
-static cml_status fail(cml_error *error, cml_status status, const char *text) {
-    if (error == NULL) return status;
-    error->status = status;
-    snprintf(error->text, sizeof error->text, "%s", text);
-    return status;
-}
+static const cml_backend functions = {CML_BACKEND_FUNCTIONS};
 
 cml_status cml_webgpu_fill(const cml_webgpu *host, cml_backend *backend, cml_error *error) {
     webgpu described = {.host = *host};
     WGPUQuerySetDescriptor queries = {.type = WGPUQueryType_Timestamp, .count = CML_QUERIES};
     if (host->device == NULL)
-        return fail(error, CML_ERROR_INPUT, "the device of cml_webgpu is NULL");
+        return cml_fail(error, CML_ERROR_INPUT, "the device of cml_webgpu is NULL");
     webgpu *w = allocate(&described, sizeof *w);
-    if (w == NULL) return fail(error, CML_ERROR_MEMORY, "no memory for a backend");
+    if (w == NULL) return cml_fail(error, CML_ERROR_MEMORY, "no memory for a backend");
     *w = described;
     w->owns_queue = host->queue == NULL;
     if (w->owns_queue) w->host.queue = wgpuDeviceGetQueue(host->device);
@@ -544,40 +501,24 @@ static void add_feature(cml_requirements *needs, WGPUFeatureName feature) {
         needs->features[needs->feature_count++] = feature;
 }
 
-static uint32_t raised32(uint32_t limit, uint32_t needed, uint32_t standard) {
-    if (needed <= standard) return limit;
-    return limit == WGPU_LIMIT_U32_UNDEFINED || limit < needed ? needed : limit;
-}
-
-static uint64_t raised64(uint64_t limit, uint64_t needed, uint64_t standard) {
-    if (needed <= standard) return limit;
-    return limit == WGPU_LIMIT_U64_UNDEFINED || limit < needed ? needed : limit;
-}
+/* Requests more than the `standard` of WebGPU; a limit of all ones is not requested yet. */
+#define RAISE(limit, needed, standard)                                                             \
+    if ((needed) > (standard) && to->limit + 1 <= (needed)) to->limit = (needed)
 
 /* An alignment: smaller is better. */
-static uint32_t lowered(uint32_t limit, uint32_t needed, uint32_t standard) {
-    return needed < standard && needed < limit ? needed : limit;
-}
+#define LOWER(limit, needed)                                                                       \
+    if ((needed) < 256 && (needed) < to->limit) to->limit = (needed)
 
-/* Adds the limits that exceed those that WebGPU guarantees. */
 static void add_limits(WGPULimits *to, const cml_needs *needs) {
-    to->minStorageBufferOffsetAlignment =
-        lowered(to->minStorageBufferOffsetAlignment, needs->storage_alignment, 256);
-    to->minUniformBufferOffsetAlignment =
-        lowered(to->minUniformBufferOffsetAlignment, needs->uniform_alignment, 256);
-    to->maxStorageBufferBindingSize =
-        raised64(to->maxStorageBufferBindingSize, needs->binding_bytes, (uint64_t)128 << 20);
-    to->maxBufferSize = raised64(to->maxBufferSize, needs->buffer_bytes, (uint64_t)256 << 20);
-    to->maxComputeInvocationsPerWorkgroup =
-        raised32(to->maxComputeInvocationsPerWorkgroup, needs->threads, 256);
-    if (needs->threads > 256) { /* a workgroup of one dimension may have as many */
-        to->maxComputeWorkgroupSizeX = raised32(to->maxComputeWorkgroupSizeX, needs->threads, 256);
-        to->maxComputeWorkgroupSizeY = raised32(to->maxComputeWorkgroupSizeY, needs->threads, 256);
-    }
-    to->maxComputeWorkgroupStorageSize =
-        raised32(to->maxComputeWorkgroupStorageSize, needs->shared_bytes, 16384);
-    to->maxStorageBuffersPerShaderStage =
-        raised32(to->maxStorageBuffersPerShaderStage, needs->storage_buffers, 8);
+    LOWER(minStorageBufferOffsetAlignment, needs->storage_alignment);
+    LOWER(minUniformBufferOffsetAlignment, needs->uniform_alignment);
+    RAISE(maxStorageBufferBindingSize, needs->binding_bytes, 128u << 20);
+    RAISE(maxBufferSize, needs->buffer_bytes, 256u << 20);
+    RAISE(maxComputeInvocationsPerWorkgroup, needs->threads, 256);
+    RAISE(maxComputeWorkgroupSizeX, needs->threads, 256); /* one dimension may have all of them */
+    RAISE(maxComputeWorkgroupSizeY, needs->threads, 256);
+    RAISE(maxComputeWorkgroupStorageSize, needs->shared_bytes, 16384);
+    RAISE(maxStorageBuffersPerShaderStage, needs->storage_buffers, 8);
 }
 
 cml_status cml_required_features(WGPUAdapter adapter, const void *bytes, size_t size,

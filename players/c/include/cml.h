@@ -41,8 +41,7 @@ typedef enum cml_status {
     CML_PENDING,       /* not yet: ask again in a later frame */
     CML_ERROR_CORRUPT, /* not a cooked file, or a damaged one */
     CML_ERROR_STALE,   /* no profile of the file fits the device, or the player is too old for it */
-    CML_ERROR_INPUT,   /* the caller's mistake: an unknown name, a wrong size, a handle that is gone
-                        */
+    CML_ERROR_INPUT,   /* the caller's mistake: an unknown name, a wrong size, an old handle */
     CML_ERROR_MEMORY,  /* the allocator or the device has no memory left */
     CML_ERROR_FULL,    /* there are options.max_jobs jobs: release some */
     CML_ERROR_DEVICE,  /* the device refused something, or is lost */
@@ -74,8 +73,7 @@ typedef struct cml_shape { /* an input or output of a network */
 } cml_shape;
 
 typedef struct cml_allocator { /* the source of host memory; all NULL: the C library */
-    void *(*allocate)(void *user,
-                      size_t bytes); /* aligned like malloc; NULL if there is none left */
+    void *(*allocate)(void *user, size_t bytes); /* aligned like malloc; NULL: none is left */
     void (*release)(void *user, void *block, size_t bytes);
     void *user;
 } cml_allocator;
@@ -105,16 +103,15 @@ typedef enum cml_policy {
     CML_POLICY_BY_PRIORITY
 } cml_policy;
 
-typedef enum cml_reason { /* why a frame runs no more slices */
-                          CML_REASON_NOTHING_TO_DO,
-                          CML_REASON_BUDGET,
-                          CML_REASON_WAITING_FOR_GPU, /* options.max_frames_in_flight frames are
-                                                         under way */
-                          CML_REASON_PREPARING,       /* a network is being built */
-                          CML_REASON_ALL_WAITING,     /* jobs are paused, or wait for other jobs */
-                          CML_REASON_FRAME_NOT_ENDED, /* cml_end_frame is missing: nothing was
-                                                         encoded */
-                          CML_REASON_DEVICE_ERROR     /* the device is lost: nothing was encoded */
+/* Why a frame runs no more slices. */
+typedef enum cml_reason {
+    CML_REASON_NOTHING_TO_DO,
+    CML_REASON_BUDGET,
+    CML_REASON_WAITING_FOR_GPU, /* options.max_frames_in_flight are under way */
+    CML_REASON_PREPARING,       /* a network is being built */
+    CML_REASON_ALL_WAITING,     /* jobs are paused, or wait for other jobs */
+    CML_REASON_FRAME_NOT_ENDED, /* cml_end_frame is missing: nothing was encoded */
+    CML_REASON_DEVICE_ERROR     /* the device is lost: nothing was encoded */
 } cml_reason;
 
 typedef struct cml_report { /* what a frame ran */

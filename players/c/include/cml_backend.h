@@ -7,9 +7,9 @@
  * - `user` is cml_backend.user. Handles are the backend's own; the player only compares them with
  *   NULL. A handle that a function returned is valid until the player releases it.
  * - No function but destroy() may wait for the GPU, and none may call back into the player.
- * - Functions marked [frame] are called on the thread that calls cml_encode and cml_end_frame.
- *   Functions marked [any] are also called by cml_load_cooked and cml_build, on the thread of
- * these, while another thread may be in a frame.
+ * - They are called on the thread that calls cml_encode and cml_end_frame. Those marked [any] are
+ *   also called by cml_load_cooked and cml_build, on the thread of these, while another thread may
+ *   be in a frame.
  * - `commands` is what the host passed to cml_encode. The player records into it between cml_encode
  *   and the return of it, and never afterwards.
  * - A function that can be refused takes an error scope. It returns a handle, or NULL if it knows
@@ -46,8 +46,7 @@ typedef struct cml_device_info {
     int takes_spirv;    /* of trusted files; WGSL is used where this is 0 */
     int takes_wgsl;     /* else files without SPIR-V do not fit */
     int is_software;    /* the device is a CPU */
-    int times_pass_end; /* a timestamp at a pass's begin is of no use: passes are timed by their
-                           ends */
+    int times_pass_end; /* passes are timed by their ends: a timestamp at the begin is of no use */
 } cml_device_info;
 
 typedef enum cml_usage {
@@ -88,7 +87,7 @@ struct cml_backend {
     void *user;
 
     /* Frees the backend; nothing is called after it. All objects have been released. It may wait
-     * for uploads of its own. [frame] */
+     * for uploads of its own. */
     void (*destroy)(void *user);
     /* Fills in the device's facts and returns 1. With `could_be`, what a device of the same
      * hardware could have if the host requested more, for better messages; returns 0 if unknown.
@@ -111,11 +110,11 @@ struct cml_backend {
      * released in frames only. [any] */
     cml_buffer *(*create_buffer)(void *user, cml_scope *scope, cml_usage usage, uint64_t bytes);
     /* Takes a reference to what the host gives for an input, cml_input.buffer, until
-     * release_buffer; sets its size. Returns NULL if it is none to copy `shape` from. [frame] */
+     * release_buffer; sets its size. Returns NULL if it is none to copy `shape` from. */
     cml_buffer *(*adopt_buffer)(void *user, void *handle, const cml_shape *shape, uint64_t *bytes);
     /* [any] */
     void (*release_buffer)(void *user, cml_buffer *buffer);
-    /* Returns what cml_tensor.buffer is to be: a handle of the host's API. [frame] */
+    /* Returns what cml_tensor.buffer is to be: a handle of the host's API. */
     void *(*get_handle)(void *user, cml_buffer *buffer);
     /* Copies `data` into a buffer; offset and bytes are multiples of 4. In a frame the bytes are
      * there for what is recorded into `commands` afterwards, while commands of earlier frames still
@@ -139,37 +138,54 @@ struct cml_backend {
     void (*release_bindings)(void *user, cml_bindings *bindings);
 
     /* Begins and ends a pass of dispatches. The timestamps of its begin and end are written to
-     * these queries; below 0: none. [frame] */
+     * these queries; below 0: none. */
     void (*begin_pass)(void *user, void *commands, int begin_query, int end_query);
     void (*end_pass)(void *user, void *commands);
     /* Records a dispatch of `x` times `y` workgroups, within a pass. `offset` is that of binding 0,
-     * a multiple of uniform_alignment. [frame] */
+     * a multiple of uniform_alignment. */
     void (*dispatch)(void *user, void *commands, cml_pipeline *pipeline, cml_bindings *bindings,
                      uint32_t offset, uint32_t x, uint32_t y);
     /* Copies a range of a buffer to another one, outside of passes; offsets and bytes are
-     * multiples of 4. [frame] */
+     * multiples of 4. */
     void (*copy_buffer)(void *user, void *commands, const cml_range *from, cml_buffer *to,
                         uint64_t offset);
     /* Makes what was recorded before, in this and in earlier frames, visible to what follows: its
      * writes by shaders, copies and the host, and its reads, before later writes. The player calls
      * it between commands that depend on each other, and not between others, also within a pass.
-     * NULL for an API that orders them itself. [frame] */
+     * NULL for an API that orders them itself. */
     void (*barrier)(void *user, void *commands);
     /* Copies timestamps that passes of these commands wrote, as uint64 ticks, into a buffer, at a
-     * multiple of 256. NULL without timestamps. [frame] */
+     * multiple of 256. NULL without timestamps. */
     void (*resolve_queries)(void *user, void *commands, uint32_t first, uint32_t count,
                             cml_buffer *to, uint64_t offset);
 
     /* Requests the content of a readback buffer, CML_FRAMES_BEFORE_READ frames or more after the
-     * copy into it. [frame] */
+     * copy into it. */
     void (*map_buffer)(void *user, cml_buffer *buffer);
     /* Returns CML_PENDING; then CML_OK and the content, valid until unmap_buffer; or
-     * CML_ERROR_DEVICE. [frame] */
+     * CML_ERROR_DEVICE. */
     cml_status (*poll_mapped)(void *user, cml_buffer *buffer, const void **data);
-    /* Takes a request back, whether it is answered or not; copies into the buffer may follow.
-     * [frame] */
+    /* Takes a request back, whether it is answered or not; copies into the buffer may follow. */
     void (*unmap_buffer)(void *user, cml_buffer *buffer);
 };
+
+/* The functions of a table that have the names of its members: all but `barrier`. */
+#define CML_BACKEND_FUNCTIONS                                                                      \
+    .destroy = destroy, .get_info = get_info, .poll = poll, .create_scope = create_scope,          \
+    .poll_scope = poll_scope, .release_scope = release_scope, .create_buffer = create_buffer,      \
+    .adopt_buffer = adopt_buffer, .release_buffer = release_buffer, .get_handle = get_handle,      \
+    .write_buffer = write_buffer, .create_pipeline = create_pipeline,                              \
+    .release_pipeline = release_pipeline, .create_bindings = create_bindings,                      \
+    .release_bindings = release_bindings, .begin_pass = begin_pass, .end_pass = end_pass,          \
+    .dispatch = dispatch, .copy_buffer = copy_buffer, .resolve_queries = resolve_queries,          \
+    .map_buffer = map_buffer, .poll_mapped = poll_mapped, .unmap_buffer = unmap_buffer
+
+/* Host memory for a backend: zeroed, or NULL if there is none left. */
+CML_API void *cml_allocate(const cml_allocator *allocator, size_t bytes);
+CML_API void cml_deallocate(const cml_allocator *allocator, void *block, size_t bytes);
+
+/* Fills in an error, which may be NULL; returns its status. */
+CML_API cml_status cml_fail(cml_error *error, cml_status status, const char *text);
 
 /* What the best profile of a cooked file needs of a device that it fits. */
 typedef struct cml_needs {

@@ -1,12 +1,7 @@
 /* A backend without a device, for tests: it computes nothing, keeps buffers in host memory, runs
  * copies and timestamps in the order of submission, and checks each call against the rules of
  * cml_backend.h: lifetimes, order, ranges, alignments, usages and barriers. Use it from one thread.
- *
- *     cml_null_fill(&options, &backend, &error);      then cml_create with it
- *     void *commands = cml_null_begin(&backend);      a frame of the host
- *     cml_encode(scheduler, commands, 4.0);
- *     cml_null_submit(&backend, commands);            or cml_null_discard
- *     cml_end_frame(scheduler); */
+ * cml_null_begin and cml_null_submit, or cml_null_discard, are the host's part of a frame. */
 #ifndef CML_NULL_H
 #define CML_NULL_H
 

@@ -1,11 +1,5 @@
 /* The backend for Vulkan 1.1 and newer, on the device and in the command buffers of the host.
- *
- *     cml_vulkan_fill(&vulkan, &backend, &error);     then cml_create with it
- *     cml_vulkan_begin(&backend, number);             in each frame: its number, which grows
- *     cml_encode(scheduler, command_buffer, 4.0);     recording, outside of a render pass
- *     vkQueueSubmit(…);                               one submit, the host's
- *     cml_end_frame(scheduler);
- *     cml_vulkan_completed(&backend, number);         all frames up to this number have run
+ * docs/ship_it.md has the calls of a frame; cml_encode is called outside of a render pass.
  *
  * cml_tensor.buffer points to a VkBuffer. Its content was written by a copy: a frame that uses it
  * first makes VK_ACCESS_TRANSFER_WRITE_BIT of VK_PIPELINE_STAGE_TRANSFER_BIT available to that

@@ -30,7 +30,7 @@ void cml__order(cml_scheduler *s, const cml_range *ranges, uint32_t reads, uint3
     for (uint32_t i = 0; i < count && !is_needed; i++)
         is_needed = conflicts(s, ranges + i, i >= reads);
     if (is_needed) {
-        s->backend.barrier(s->backend.user, s->commands);
+        BACKEND(s, barrier, s->commands);
         s->use_count = 0;
         s->is_ordered = 1;
     }
@@ -42,7 +42,7 @@ void cml__copy(cml_scheduler *s, const cml_range *from, cml_buffer *to, uint64_t
     const cml_range ranges[2] = {*from, {to, offset, from->bytes}};
     if (from->bytes == 0) return;
     cml__order(s, ranges, 1, 1);
-    s->backend.copy_buffer(s->backend.user, s->commands, from, to, offset);
+    BACKEND(s, copy_buffer, s->commands, from, to, offset);
 }
 
 /* Writes to a buffer within a frame. */
@@ -51,7 +51,7 @@ void cml__write(cml_scheduler *s, cml_buffer *to, uint64_t offset, const void *d
     const cml_range range = {to, offset, bytes};
     if (bytes == 0) return;
     cml__order(s, &range, 0, 1);
-    s->backend.write_buffer(s->backend.user, s->commands, to, offset, data, bytes);
+    BACKEND(s, write_buffer, s->commands, to, offset, data, bytes);
 }
 
 /* ------------------------------------------------------------------ buffers */
@@ -59,12 +59,11 @@ void cml__write(cml_scheduler *s, cml_buffer *to, uint64_t offset, const void *d
 cml_buffer *cml__new_buffer(cml_scheduler *s, heap *of, cml_scope *scope, cml_usage usage,
                             uint64_t bytes) {
     of->counts.buffers++;
-    return s->backend.create_buffer(s->backend.user, scope, usage,
-                                    bytes < 256 ? 256 : (bytes + 3) / 4 * 4);
+    return BACKEND(s, create_buffer, scope, usage, bytes < 256 ? 256 : (bytes + 3) / 4 * 4);
 }
 
 void cml__drop_buffer(cml_scheduler *s, cml_buffer **buffer) {
-    if (*buffer != NULL) s->backend.release_buffer(s->backend.user, *buffer);
+    if (*buffer != NULL) BACKEND(s, release_buffer, *buffer);
     *buffer = NULL;
 }
 
@@ -72,17 +71,17 @@ void cml__drop_buffer(cml_scheduler *s, cml_buffer **buffer) {
 void cml__map_readback(const cml_scheduler *s, readback *r, uint32_t frames) {
     if (r->state != READBACK_COPIED || s->frame - r->frame < frames) return;
     r->state = READBACK_REQUESTED;
-    s->backend.map_buffer(s->backend.user, r->buffer);
+    BACKEND(s, map_buffer, r->buffer);
 }
 
 cml_status cml__poll_readback(const cml_scheduler *s, const readback *r, const uint8_t **data) {
     const void *mapped = NULL;
-    cml_status status = s->backend.poll_mapped(s->backend.user, r->buffer, &mapped);
+    cml_status status = BACKEND(s, poll_mapped, r->buffer, &mapped);
     *data = mapped;
     return status;
 }
 
 void cml__cancel_readback(const cml_scheduler *s, readback *r) {
-    if (r->state == READBACK_REQUESTED) s->backend.unmap_buffer(s->backend.user, r->buffer);
+    if (r->state == READBACK_REQUESTED) BACKEND(s, unmap_buffer, r->buffer);
     r->state = READBACK_FREE;
 }

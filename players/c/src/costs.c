@@ -212,8 +212,7 @@ void cml__learn(cost_model *m, slice *slices, uint32_t n, double ms) {
     }
 }
 
-/* Records by how much a frame exceeded its prediction; a hopeless frame counts as one that did not.
- */
+/* Records by how much a frame exceeded its prediction; a hopeless one counts as if it did not. */
 void cml__record_excess(cost_model *m, double predicted, double measured, int hopeless) {
     double excess = hopeless ? 0.0 : (measured - predicted) / sqrt(predicted);
     uint32_t at = 0;
@@ -230,8 +229,7 @@ void cml__record_excess(cost_model *m, double predicted, double measured, int ho
     m->count++;
 }
 
-/* Returns the predicted milliseconds to plan for, so that at limit `over_share` of the frames
- * exceed the budget. */
+/* Returns the ms to plan for, so that at most `over_share` of the frames exceed the budget. */
 double cml__aim_for(const cost_model *m, double budget) {
     double share = PLAN_AIMED_SHARE * m->over_share;
     double rank = ceil((1 - share) * (m->count + 1.0)) - 1;

@@ -5,8 +5,7 @@
 /* Replaces a span of the file by a copy, which is aligned. */
 static cml_status copy_span(file *f, span *of) {
     void *copy = cml__heap_alloc(f->memory, of->size, 1);
-    if (copy == NULL)
-        return cml__fail(f->error, CML_ERROR_MEMORY, "no memory for the file's tables");
+    if (copy == NULL) return NO_MEMORY(f->error, "the file's tables");
     if (of->size > 0) memcpy(copy, of->data, (size_t)of->size);
     of->data = copy;
     return CML_OK;
@@ -192,9 +191,7 @@ static cml_status unpack_code(file *f, const kernel_row *k, const code_row *c, v
     static const uint8_t spirv[4] = {0x03, 0x02, 0x23, 0x07};
     *out = c->nbytes == 0 ? NULL : cml__heap_alloc(f->memory, c->nbytes, 1);
     if (c->nbytes == 0) return CML_OK;
-    if (*out == NULL)
-        return cml__fail(f->error, CML_ERROR_MEMORY, "no memory for a kernel of %u bytes",
-                         c->nbytes);
+    if (*out == NULL) return NO_MEMORY(f->error, "a kernel of %u bytes", c->nbytes);
     if (cml__inflate(f->code.data + c->offset, c->packed, *out, c->nbytes) &&
         (c == &k->wgsl || memcmp(*out, spirv, 4) == 0))
         return CML_OK;

@@ -1,5 +1,4 @@
-/* Decides what a frame runs, and learns from its timings: plan.py, frame.py and frame_timings.py of
- * scheduler/ in C. Decisions are those of the Python scheduler to the bit (see costs.c). */
+/* Decides what a frame runs and learns from its timings, as the Python scheduler to the bit. */
 #include "internal.h"
 
 /* ------------------------------------------------------------------ the decision (plan.py) */
@@ -164,8 +163,7 @@ static void filter_candidates(cml_scheduler *s, const job *refused) {
 static cml_reason gather_candidates(cml_scheduler *s, double budget) {
     cml_reason otherwise = CML_REASON_NOTHING_TO_DO;
     uint32_t unready = 0;
-    network *net;
-    for (net = s->nets; net != NULL; net = net->next) net->is_wanted = 0;
+    EACH_NET(s, net) net->is_wanted = 0;
     s->candidate_count = 0;
     for (uint32_t i = 0; i < s->live_count;) { /* producers are older than consumers */
         job *j = s->live[i];
@@ -179,9 +177,9 @@ static cml_reason gather_candidates(cml_scheduler *s, double budget) {
         i++;
     }
     filter_candidates(s, NULL);
-    for (net = s->nets; net != NULL; net = net->next)
+    EACH_NET(s, net)
         if (net->is_wanted && !net->is_ready) unready++;
-    for (net = s->nets; net != NULL; net = net->next)
+    EACH_NET(s, net)
         if (net->is_wanted && !net->is_ready) s->prepare(s, net, budget / unready);
     for (uint32_t i = 0; i < s->candidate_count; i++) {
         job *j = s->candidates[i];
@@ -196,10 +194,10 @@ static void choose_alone(const cml_scheduler *s, work *w) {
     int all_settled = count_unsettled(w) == 0;
     uint32_t most = w->slice_count, limit = s->max_groups;
     if (w->slice_count > limit) most = limit < 3 ? 1 : (limit - 1) / 2;
-    for (slice *one = w->slices; one < w->slices + w->slice_count; one++) one->alone = 0;
+    EACH_SLICE(w, one) one->alone = 0;
     for (uint32_t chosen = 0; chosen < most; chosen++) {
         slice *least = NULL;
-        for (slice *one = w->slices; one < w->slices + w->slice_count; one++) {
+        EACH_SLICE(w, one) {
             int wanted = !one->settled || (all_settled && s->frame % PLAN_APART_EVERY == 0);
             if (wanted && !one->alone && (least == NULL || one->samples < least->samples))
                 least = one;
@@ -265,7 +263,7 @@ void cml__begin_frame(cml_scheduler *s, double now, double budget, double aim, i
     cml_reason otherwise = gather_candidates(s, budget);
     do decide(s, behind, otherwise);
     while (!start_jobs(s));
-    for (const slice *run = w->slices; run < w->slices + w->slice_count; run++) {
+    EACH_SLICE(w, run) {
         job *j = run->job;
         uint32_t end = run->first + run->count;
         j->run.step = (uint32_t)(run->step - j->net->steps);
@@ -321,7 +319,7 @@ static int judge_interval(cml_scheduler *s, double interval, int ran_some) {
 
 /* Confirms the first guesses of a frame that was in time. */
 static void confirm_guesses(cml_scheduler *s, work *w) {
-    for (slice *one = w->slices; one < w->slices + w->slice_count; one++)
+    EACH_SLICE(w, one)
         if (!has_samples(one->step))
             cml__learn(&s->model, one, 1, cml__predict(&s->model, one->step, one->count));
 }
@@ -355,7 +353,7 @@ void cml__record_timing(cml_scheduler *s, uint64_t frame, uint32_t group, double
 /* Ends a frame that was submitted. Frames before the newest timings have all of their own. */
 void cml__end_frame(cml_scheduler *s, double now) {
     double interval = fmin(now - s->ended_ms, PLAN_LONGEST * s->frame_ms);
-    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) /* what has started, has its inputs */
+    EACH_JOB(s, j) /* what has started, has its inputs */
         if (j->run.state != CML_STATE_QUEUED) cml__drop_producers(j);
     if (s->has_ended) {
         double weight = fmax(PLAN_SMOOTHED, 1.0 / (double)++s->intervals);
@@ -385,7 +383,7 @@ void cml__end_frame(cml_scheduler *s, double now) {
 /* Takes back a frame that will never run: its jobs go on from where they were before. */
 void cml__abandon_frame(cml_scheduler *s) {
     if (!s->open) return;
-    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
+    EACH_JOB(s, j) {
         if (j->saved_in != s->frame + 1 || j->run.state == CML_STATE_GONE || has_failed(j))
             continue;
         if (j->run.state == CML_STATE_DONE) cml__insert_live(s, j);

@@ -43,7 +43,8 @@ __attribute__((format(printf, 3, 4)))
 cml_status cml__fail(cml_error *error, cml_status status, const char *format, ...);
 
 #define TEXT_ARGS(t) (int)((t).length < 200 ? (t).length : 200), (t).data /* for %.*s */
-#define ULL(n) (unsigned long long)(n)                                    /* for %llu */
+#define NO_MEMORY(error, ...) cml__fail(error, CML_ERROR_MEMORY, "no memory for " __VA_ARGS__)
+#define ULL(n) (unsigned long long)(n) /* for %llu */
 #define TRY(call)                                                                                  \
     do {                                                                                           \
         cml_status tried = (call);                                                                 \
@@ -393,6 +394,15 @@ struct cml_scheduler {
     int is_ordered; /* a barrier separates this frame from earlier ones */
 };
 
+/* Calls a function of the backend's table that takes more than `user`. */
+#define BACKEND(s, function, ...) (s)->backend.function((s)->backend.user, __VA_ARGS__)
+/* Loops over all places of the pool, networks, slices of a frame and frames of the ring. */
+#define EACH_JOB(s, j) for (job *j = (s)->jobs; j < (s)->jobs + (s)->max_jobs; j++)
+#define EACH_NET(s, n) for (network *n = (s)->nets; n != NULL; n = n->next)
+#define EACH_SLICE(w, one)                                                                         \
+    for (slice *one = (w)->slices; one < (w)->slices + (w)->slice_count; one++)
+#define EACH_SLOT(s, slot) for (readback *slot = (s)->ring; slot < (s)->ring + RING; slot++)
+
 int cml__init_core(cml_scheduler *s);
 int cml__adopt_net(cml_scheduler *s, network *net);
 int cml__is_at_work(const network *net);
@@ -471,6 +481,7 @@ void cml__remove_unloaded_nets(cml_scheduler *s);
 void cml__reclaim_jobs(cml_scheduler *s);
 job *cml__find_job(const cml_scheduler *s, cml_job handle);
 void cml__prepare_net(cml_scheduler *s, network *net, double ms);
+void cml__copy_updates(cml_scheduler *s, const network *n);
 int cml__start_job(cml_scheduler *s, job *j);
 int cml__finish_job(cml_scheduler *s, job *j);
 cml_status cml__find_read(const cml_scheduler *s, job *j, const char *output, const tensor **found,

@@ -112,7 +112,7 @@ void cml__end_job(cml_scheduler *s, job *j, cml_state state, const char *why) {
  * NULL. */
 job *cml__find_free_job(cml_scheduler *s) {
     job *oldest = NULL;
-    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
+    EACH_JOB(s, j) {
         if (j->run.state == CML_STATE_GONE) return j;
         if (has_failed(j) && j->consumers == 0 && (oldest == NULL || j->number < oldest->number))
             oldest = j;

@@ -15,18 +15,26 @@ const char *cml_status_name(cml_status status) {
     return index < sizeof names / sizeof *names ? names[index] : "unknown cml_status";
 }
 
+void *cml_allocate(const cml_allocator *from, size_t bytes) {
+    void *taken = from->allocate != NULL ? from->allocate(from->user, bytes) : malloc(bytes);
+    if (taken != NULL) memset(taken, 0, bytes);
+    return taken;
+}
+
+void cml_deallocate(const cml_allocator *to, void *taken, size_t bytes) {
+    if (to->release != NULL)
+        to->release(to->user, taken, bytes);
+    else
+        free(taken);
+}
+
 /* Returns zeroed memory, or NULL. */
 void *cml__heap_alloc(heap *from, uint64_t count, size_t size) {
     block *b = NULL;
     if (size == 0 || count <= (SIZE_MAX - sizeof *b) / size) {
         size_t bytes = sizeof *b + (size_t)count * size;
-        const cml_allocator *allocator = &from->allocator;
-        b = allocator->allocate != NULL ? allocator->allocate(allocator->user, bytes)
-                                        : malloc(bytes);
-        if (b != NULL) {
-            memset(b, 0, bytes);
-            b->bytes = bytes;
-        }
+        b = cml_allocate(&from->allocator, bytes);
+        if (b != NULL) b->bytes = bytes;
     }
     if (b == NULL) {
         from->exhausted = 1;
@@ -38,20 +46,13 @@ void *cml__heap_alloc(heap *from, uint64_t count, size_t size) {
     return b + 1;
 }
 
-static void free_block(const heap *from, block *b) {
-    if (from->allocator.release != NULL)
-        from->allocator.release(from->allocator.user, b, b->bytes);
-    else
-        free(b);
-}
-
 /* Frees one allocation; quick for recent ones. */
 void cml__heap_free(heap *from, const void *memory) {
     for (block **at = &from->blocks; *at != NULL; at = &(*at)->next) {
         block *b = *at;
         if ((const void *)(b + 1) != memory) continue;
         *at = b->next;
-        free_block(from, b);
+        cml_deallocate(&from->allocator, b, b->bytes);
         return;
     }
 }
@@ -61,7 +62,7 @@ void cml__heap_free_all(heap from) {
     block *next;
     for (block *b = from.blocks; b != NULL; b = next) {
         next = b->next;
-        free_block(&from, b);
+        cml_deallocate(&from.allocator, b, b->bytes);
     }
 }
 
@@ -73,4 +74,8 @@ cml_status cml__fail(cml_error *error, cml_status status, const char *format, ..
     vsnprintf(error->text, sizeof error->text, format, values);
     va_end(values);
     return status;
+}
+
+cml_status cml_fail(cml_error *error, cml_status status, const char *text) {
+    return cml__fail(error, status, "%s", text);
 }

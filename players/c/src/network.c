@@ -54,8 +54,7 @@ typedef struct choice {
     char why[400]; /* why those do not fit */
 } choice;
 
-/* Opens the first plan that fits; a software driver tries the plans that were made for one first.
- */
+/* Opens the first plan that fits; a software driver tries the plans made for one first. */
 static cml_status choose_plan(const cml_device_info *device, file *f, plan *p, choice *chosen) {
     const block *before = f->memory->blocks;
     if (f->only_wgsl && !device->takes_wgsl)
@@ -86,7 +85,7 @@ static void log_choice(const network *n, const choice *chosen) {
     if (chosen->why[0] == 0) return;
     cml_device_info could_be;
     memset(&could_be, 0, sizeof could_be);
-    if (s->backend.get_info(s->backend.user, 1, &could_be)) {
+    if (BACKEND(s, get_info, 1, &could_be)) {
         heap memory = {.allocator = s->options.allocator};
         choice best = {.rank = 0};
         file again = n->f;
@@ -180,9 +179,8 @@ static void make_steps(network *n) {
 
 /* Returns an error that the device has reported so far. `created`: what the last call returned. */
 static cml_status refusal_of(const network *n, const void *created) {
-    const cml_backend *backend = &n->scheduler->backend;
     char text[240] = "it gives no reason";
-    cml_status status = backend->poll_scope(backend->user, n->scope, text, sizeof text);
+    cml_status status = BACKEND(n->scheduler, poll_scope, n->scope, text, sizeof text);
     if (status <= CML_PENDING && created != NULL) return CML_OK;
     if (status <= CML_PENDING) status = CML_ERROR_DEVICE;
     return cml__fail(n->f.error, status, "the device refused: %s", text);
@@ -201,8 +199,7 @@ static cml_status make_ranges(network *n) {
     n->ranges = cml__new_buffer(s, &n->memory, n->scope, CML_USAGE_UNIFORM,
                                 bytes + (uint64_t)s->stride * PARTS);
     cml_status status = refusal_of(n, n->ranges);
-    if (status == CML_OK && bytes > 0)
-        s->backend.write_buffer(s->backend.user, NULL, n->ranges, 0, words, bytes);
+    if (status == CML_OK && bytes > 0) BACKEND(s, write_buffer, NULL, n->ranges, 0, words, bytes);
     cml__heap_free(&n->memory, words);
     return status;
 }
@@ -237,15 +234,13 @@ static cml_status make_net(network *n) {
     }
     n->uniforms = cml__new_buffer(s, memory, n->scope, CML_USAGE_UNIFORM, params);
     TRY(refusal_of(n, n->uniforms));
-    if (params > 0)
-        s->backend.write_buffer(s->backend.user, NULL, n->uniforms, 0, n->p.params, params);
+    if (params > 0) BACKEND(s, write_buffer, NULL, n->uniforms, 0, n->p.params, params);
     return make_ranges(n);
 }
 
 /* Frees a network and everything of it but its handle. */
 void cml__free_net(network *n) {
     cml_scheduler *s = n->scheduler;
-    const cml_backend *backend = &s->backend;
     for (uint32_t i = 0; n->results != NULL && i < s->options.max_results; i++) {
         readback *r = n->results + i;
         cml__cancel_readback(s, r);
@@ -253,13 +248,13 @@ void cml__free_net(network *n) {
         cml__drop_buffer(s, &r->from);
     }
     for (uint32_t i = 0; i < n->step_count; i++)
-        if (n->bindings[i] != NULL) backend->release_bindings(backend->user, n->bindings[i]);
+        if (n->bindings[i] != NULL) BACKEND(s, release_bindings, n->bindings[i]);
     for (uint32_t i = 0; n->step_count > 0 && i < n->f.kernel_count; i++)
-        if (n->pipelines[i] != NULL) backend->release_pipeline(backend->user, n->pipelines[i]);
+        if (n->pipelines[i] != NULL) BACKEND(s, release_pipeline, n->pipelines[i]);
     for (int i = 0; i < SPACES; i++) cml__drop_buffer(s, &n->spaces[i]);
     cml__drop_buffer(s, &n->uniforms);
     cml__drop_buffer(s, &n->ranges);
-    if (n->scope != NULL) backend->release_scope(backend->user, n->scope);
+    if (n->scope != NULL) BACKEND(s, release_scope, n->scope);
     cml__heap_free_all(n->memory);
 }
 
@@ -285,7 +280,7 @@ cml_status cml__load(cml_scheduler *s, const file *opened, cml_net **net, cml_er
     if (n == NULL || handle == NULL) {
         cml__heap_free_all(memory);
         cml__heap_free_all(handle_memory);
-        return cml__fail(error, CML_ERROR_MEMORY, "no memory for a network");
+        return NO_MEMORY(error, "a network");
     }
     n->memory = memory;
     n->scheduler = s;
@@ -323,7 +318,6 @@ cml_status cml_load_cooked(cml_scheduler *s, const void *bytes, size_t size, uin
 /* ------------------------------------------------------------------ building */
 
 static cml_status build_kernel(network *n, uint32_t index) {
-    const cml_backend *backend = &n->scheduler->backend;
     const kernel_row *k = &n->f.kernels[index];
     int is_spirv = k->spirv.nbytes > 0 && !n->f.only_wgsl;
     const code_row *c = is_spirv ? &k->spirv : &k->wgsl;
@@ -338,7 +332,7 @@ static cml_status build_kernel(network *n, uint32_t index) {
                          .uses_half = (k->flags & COOKED_F16) != 0,
                          .uses_subgroups = (k->flags & COOKED_SUBGROUPS) != 0,
                          .is_unchecked = n->trusted && (k->flags & COOKED_TRUSTED) != 0};
-    n->pipelines[index] = backend->create_pipeline(backend->user, n->scope, &kernel);
+    n->pipelines[index] = BACKEND(n->scheduler, create_pipeline, n->scope, &kernel);
     cml__heap_free(&n->memory, code);
     n->memory.counts.pipelines++;
     return refusal_of(n, n->pipelines[index]);
@@ -350,7 +344,6 @@ cml_range cml__range_of(const network *n, const binding_row *at) {
 }
 
 static cml_status bind_step(network *n, uint32_t index) {
-    const cml_backend *backend = &n->scheduler->backend;
     const plan_step_row *of = &n->p.steps[index];
     cml_range ranges[CML_MOST_BINDINGS] = {{n->ranges, 0, 16},
                                            {n->uniforms, of->params_offset, of->params_bytes}};
@@ -358,15 +351,13 @@ static cml_status bind_step(network *n, uint32_t index) {
         ranges[i + 2] = cml__range_of(n, &n->p.bindings[of->first_binding + i]);
     /* an untrusted file may bind less than the kernel's array has: that is to be an error here, and
      * not in the host's frame */
-    n->bindings[index] =
-        backend->create_bindings(backend->user, n->scope, n->pipelines[of->kernel], ranges,
-                                 of->bindings + 2, of->writes, !n->trusted);
+    n->bindings[index] = BACKEND(n->scheduler, create_bindings, n->scope, n->pipelines[of->kernel],
+                                 ranges, of->bindings + 2, of->writes, !n->trusted);
     n->memory.counts.bind_groups++;
     return refusal_of(n, n->bindings[index]);
 }
 
-/* Makes and uploads at most `bytes` of constants, until about `end`; returns 1 once all are there.
- */
+/* Uploads at most `bytes` of constants, until about `end`; returns 1 once all are there. */
 static int upload(network *n, uint64_t bytes, double end) {
     while (n->constants_there < n->p.row->constants.count) {
         const constant_row *r = &n->p.constants[n->constants_there];
@@ -375,9 +366,8 @@ static int upload(network *n, uint64_t bytes, double end) {
         uint64_t chunk = min_u64(left, bytes / effort / 4 * 4);
         if (chunk == 0) return 0;
         cml__make_bytes(&n->f, r, n->uploaded, chunk, n->staging);
-        const cml_backend *backend = &n->scheduler->backend;
-        backend->write_buffer(backend->user, NULL, n->spaces[r->space], r->offset + n->uploaded,
-                              n->staging, chunk);
+        BACKEND(n->scheduler, write_buffer, NULL, n->spaces[r->space], r->offset + n->uploaded,
+                n->staging, chunk);
         n->uploaded += chunk;
         bytes -= chunk * effort;
         if (n->uploaded == r->nbytes) {
@@ -407,15 +397,13 @@ cml_status cml__build_net(network *n, double ms, uint64_t bytes, uint32_t groups
         if (groups-- == 0) return CML_PENDING;
         TRY(bind_step(n, n->bound));
     }
-    const cml_backend *backend = &n->scheduler->backend;
-    n->is_ready = backend->poll_scope(backend->user, n->scope, NULL, 0) == CML_OK;
+    n->is_ready = BACKEND(n->scheduler, poll_scope, n->scope, NULL, 0) == CML_OK;
     return n->is_ready ? CML_OK : CML_PENDING;
 }
 
 cml_status cml_reset(cml_net *net, cml_error *error) {
     network *n = net->network;
     if (n == NULL) return cml__fail(error, CML_ERROR_INPUT, "the network is unloaded");
-    const cml_backend *backend = &n->scheduler->backend;
     const update_row *updates = n->p.updates;
     for (uint32_t i = 0; i < n->p.row->constants.count; i++) {
         const constant_row *r = &n->p.constants[i];
@@ -428,10 +416,9 @@ cml_status cml_reset(cml_net *net, cml_error *error) {
         }
         uint8_t *bytes = is_variable ? cml__heap_alloc(&n->memory, r->nbytes, 1) : NULL;
         if (!is_variable) continue;
-        if (bytes == NULL) return cml__fail(error, CML_ERROR_MEMORY, "no memory for a variable");
+        if (bytes == NULL) return NO_MEMORY(error, "a variable");
         cml__make_bytes(&n->f, r, 0, r->nbytes, bytes);
-        backend->write_buffer(backend->user, NULL, n->spaces[r->space], r->offset, bytes,
-                              r->nbytes);
+        BACKEND(n->scheduler, write_buffer, NULL, n->spaces[r->space], r->offset, bytes, r->nbytes);
         cml__heap_free(&n->memory, bytes);
     }
     n->slot_mask = 0; /* frames that changed them do not matter any more */

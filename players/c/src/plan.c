@@ -48,7 +48,7 @@ static int compare_texts(const void *a, const void *b) {
 /* Checks that no two inputs, or outputs, have the same name. */
 static cml_status check_names(file *f, const plan *p, const tensor_list *all) {
     cml_text *names = cml__heap_alloc(f->memory, all->count, sizeof *names);
-    if (names == NULL) return cml__fail(f->error, CML_ERROR_MEMORY, "no memory for its tensors");
+    if (names == NULL) return NO_MEMORY(f->error, "its tensors");
     for (uint32_t i = 0; i < all->count; i++) names[i] = all->items[i].shape.name;
     qsort(names, all->count, sizeof *names, compare_texts);
     for (uint32_t i = 1; i < all->count; i++)
@@ -63,8 +63,7 @@ static cml_status open_places(file *f, const plan *p, span in, table_row table, 
     const tensor_row *row = rows_of(in, table, sizeof *row);
     if (row == NULL) return BAD(f, "a table of '%.*s' lies outside of it", TEXT_ARGS(p->profile));
     to->items = cml__heap_alloc(f->memory, table.count, sizeof *to->items);
-    if (to->items == NULL)
-        return cml__fail(f->error, CML_ERROR_MEMORY, "no memory for its tensors");
+    if (to->items == NULL) return NO_MEMORY(f->error, "its tensors");
     for (; to->count < table.count; to->count++, row++) {
         tensor *one = to->items + to->count;
         one->at = (binding_row){.space = row->space, .offset = row->offset, .nbytes = row->nbytes};
@@ -99,7 +98,7 @@ static cml_status check_steps(file *f, const plan *p) {
     uint32_t count = p->row->params.count, unit = p->row->needs.uniform_alignment, first = 0;
     uint64_t end = 0;
     uint32_t *blocks = cml__heap_alloc(f->memory, (uint64_t)count / unit + 1, sizeof *blocks);
-    if (blocks == NULL) return cml__fail(f->error, CML_ERROR_MEMORY, "no memory for its steps");
+    if (blocks == NULL) return NO_MEMORY(f->error, "its steps");
     for (uint32_t i = 0; i < p->row->steps.count; i++) {
         const plan_step_row *s = p->steps + i;
         uint64_t next = (end + unit - 1) / unit * unit;

@@ -18,7 +18,7 @@ static void begin_pass(cml_scheduler *s, readback *timed) {
         begin = s->info.times_pass_end ? -1 : 2 * first;
         end = s->info.times_pass_end ? first : 2 * first + 1;
     }
-    s->backend.begin_pass(s->backend.user, s->commands, begin, end);
+    BACKEND(s, begin_pass, s->commands, begin, end);
 }
 
 /* Ends a pass. A pass of a readback that is timed by its end also has the driver write its
@@ -26,12 +26,12 @@ static void begin_pass(cml_scheduler *s, readback *timed) {
  * timestamps with the tiles to be drawn, so that one is written at any time during the next pass,
  * unless the driver has to wait for it. */
 static void end_pass(cml_scheduler *s, const readback *timed) {
-    s->backend.end_pass(s->backend.user, s->commands);
+    BACKEND(s, end_pass, s->commands);
     if (timed == NULL || timed->passes == 0 || !s->info.times_pass_end) return;
     uint32_t number = (uint32_t)(timed - s->ring), query = number * (TIMED + LEAD) + timed->passes;
     cml_range scratch = {s->resolved, SCRATCH, 8};
     cml__order(s, &scratch, 0, 1);
-    s->backend.resolve_queries(s->backend.user, s->commands, query - 1, 1, s->resolved, SCRATCH);
+    BACKEND(s, resolve_queries, s->commands, query - 1, 1, s->resolved, SCRATCH);
 }
 
 /* Writes the workgroups of parts of steps to where dispatches read them, and reports the slices. */
@@ -59,8 +59,7 @@ static void write_ranges(cml_scheduler *s) {
     }
 }
 
-/* Records a dispatch of `count` workgroups of a step, which lie at `place` in the network's ranges.
- */
+/* Records `count` workgroups of a step; `place` is where the network's ranges have them. */
 void cml__dispatch(cml_scheduler *s, const network *n, uint32_t index, uint32_t place,
                    uint32_t count) {
     uint32_t width = s->info.groups_per_dimension, offset = s->stride * place;
@@ -71,9 +70,8 @@ void cml__dispatch(cml_scheduler *s, const network *n, uint32_t index, uint32_t 
             ranges[i + 1] = cml__range_of(n, &n->p.bindings[row->first_binding + i]);
         cml__order(s, ranges, row->bindings + 1 - row->writes, row->writes);
     }
-    s->backend.dispatch(s->backend.user, s->commands, n->pipelines[row->kernel], n->bindings[index],
-                        offset, count <= width ? count : width,
-                        count <= width ? 1 : (count - 1) / width + 1);
+    BACKEND(s, dispatch, s->commands, n->pipelines[row->kernel], n->bindings[index], offset,
+            count <= width ? count : width, count <= width ? 1 : (count - 1) / width + 1);
 }
 
 /* Encodes the slices, one pass for each group that is timed, and the copy of the timestamps. */
@@ -103,8 +101,8 @@ static void encode_slices(cml_scheduler *s, readback *slot) {
         uint32_t count = per_pass * slot->passes;
         cml_range ticks = {s->resolved, number * SLOT_BYTES, 8 * count};
         cml__order(s, &ticks, 0, 1);
-        s->backend.resolve_queries(s->backend.user, s->commands, per_pass * number * (TIMED + LEAD),
-                                   count, s->resolved, ticks.offset);
+        BACKEND(s, resolve_queries, s->commands, per_pass * number * (TIMED + LEAD), count,
+                s->resolved, ticks.offset);
         cml__copy(s, &ticks, slot->buffer, 0);
     }
 }
@@ -120,7 +118,7 @@ static void encode_receipt(cml_scheduler *s, readback *slot) {
 /* Encodes the copies of finished jobs' outputs that cml_read waits for; returns their number. */
 static uint32_t encode_reads(cml_scheduler *s) {
     uint32_t count = 0;
-    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
+    EACH_JOB(s, j) {
         readback *r = j->run.state == CML_STATE_DONE && j->read_requested ? j->result : NULL;
         if (r == NULL || r->state != READBACK_FREE) continue;
         cml_range outputs = {r->from, 0, j->net->p.outputs.bytes};
@@ -171,9 +169,9 @@ const cml_slice *cml_get_slices(const cml_scheduler *s) { return s->reported; }
 /* Fails the jobs that had work in a frame that was ended but never ran, and the jobs that read what
  * those wrote: their results would be wrong. */
 static void fail_harmed(cml_scheduler *s, uint32_t slot) {
-    for (network *n = s->nets; n != NULL; n = n->next)
+    EACH_NET(s, n)
         if (n->slot_mask >> slot & 1) n->state_lost = 1;
-    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
+    EACH_JOB(s, j) {
         static const char why[] = "a frame was encoded and never submitted: its result would be "
                                   "wrong. Submit every encoder, or call cml_abandon_frame()";
         if (j->run.state == CML_STATE_GONE || !(j->slot_mask >> slot & 1)) continue;
@@ -183,14 +181,14 @@ static void fail_harmed(cml_scheduler *s, uint32_t slot) {
         memcpy(j->error, why, sizeof why);
         cml__log(s, CML_LOG_ERROR, "job %llu failed: %s", ULL(j->number), why);
     }
-    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) /* outputs are copied again */
+    EACH_JOB(s, j) /* outputs are copied again */
         if (j->result != NULL && j->result->frame == s->ring[slot].frame)
             cml__cancel_readback(s, j->result);
 }
 
 static void forget_slot(cml_scheduler *s, uint32_t slot) {
-    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) j->slot_mask &= ~(1u << slot);
-    for (network *n = s->nets; n != NULL; n = n->next) n->slot_mask &= ~(1u << slot);
+    EACH_JOB(s, j) j->slot_mask &= ~(1u << slot);
+    EACH_NET(s, n) n->slot_mask &= ~(1u << slot);
 }
 
 /* Returns the milliseconds between two timestamps. */
@@ -241,7 +239,7 @@ static void take_slot(cml_scheduler *s, const readback *slot, const uint8_t *dat
 
 /* Takes in the frames that have run. */
 void cml__take_slots(cml_scheduler *s) {
-    for (readback *slot = s->ring; slot < s->ring + RING; slot++) {
+    EACH_SLOT(s, slot) {
         const uint8_t *data = NULL;
         cml_status status = CML_PENDING;
         if (slot->state == READBACK_REQUESTED) status = cml__poll_readback(s, slot, &data);
@@ -256,12 +254,12 @@ uint32_t cml_end_frame(cml_scheduler *s) {
     s->measured_count = 0;
     if (!s->open || s->lost) return 0;
     uint32_t age = CML_FRAMES_BEFORE_READ;
-    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
+    EACH_JOB(s, j) {
         if (j->result == NULL || j->result->state != READBACK_COPIED) continue;
         cml__map_readback(s, j->result, s->frames_before_read);
         age = s->frames_before_read; /* outputs wait for what tells that their frames ran */
     }
-    for (readback *slot = s->ring; slot < s->ring + RING; slot++) cml__map_readback(s, slot, age);
+    EACH_SLOT(s, slot) cml__map_readback(s, slot, age);
     s->backend.poll(s->backend.user);
     cml__take_slots(s);
     cml__end_frame(s, cml__steady_now(s));
@@ -276,12 +274,12 @@ const cml_report *cml_get_measured(const cml_scheduler *s, uint32_t index) {
 
 void cml_abandon_frame(cml_scheduler *s) {
     if (s->open) {
-        for (readback *slot = s->ring; slot < s->ring + RING; slot++) {
+        EACH_SLOT(s, slot) {
             if (slot->frame != s->frame || slot->state == READBACK_FREE) continue;
             cml__cancel_readback(s, slot);
             forget_slot(s, (uint32_t)(slot - s->ring));
         }
-        for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++)
+        EACH_JOB(s, j)
             if (j->result != NULL && j->result->frame == s->frame)
                 cml__cancel_readback(s, j->result);
     }
@@ -297,7 +295,7 @@ void cml_device_lost(cml_scheduler *s) {
 
 cml_counts cml_get_counts(const cml_scheduler *s) {
     cml_counts sum = s->memory.counts;
-    for (const network *n = s->nets; n != NULL; n = n->next) {
+    EACH_NET(s, n) {
         sum.host_blocks += n->memory.counts.host_blocks;
         sum.buffers += n->memory.counts.buffers;
         sum.bind_groups += n->memory.counts.bind_groups;
@@ -315,19 +313,18 @@ static cml_status create_objects(cml_scheduler *s, cml_error *error) {
     char text[240] = "no memory";
     int is_there = 1;
     s->scope = s->backend.create_scope(s->backend.user);
-    if (s->scope == NULL) return cml__fail(error, CML_ERROR_MEMORY, "no memory for an error scope");
+    if (s->scope == NULL) return NO_MEMORY(error, "an error scope");
     s->resolved = cml__new_buffer(s, memory, s->scope, CML_USAGE_QUERIES, SCRATCH + 8);
     for (uint32_t i = 0; i < RING; i++) {
         s->ring[i].buffer = cml__new_buffer(s, memory, s->scope, CML_USAGE_READBACK, SLOT_BYTES);
         if (s->ring[i].buffer == NULL) is_there = 0;
     }
-    cml_status status = s->backend.poll_scope(s->backend.user, s->scope, text, sizeof text);
+    cml_status status = BACKEND(s, poll_scope, s->scope, text, sizeof text);
     if (!is_there || s->resolved == NULL || status > CML_PENDING)
         return cml__fail(error, status > CML_PENDING ? status : CML_ERROR_MEMORY,
                          "the device has no buffers for a scheduler: %s", text);
     for (uint32_t i = 0; i < RECEIPTS; i++) receipts[i] = i + 1;
-    s->backend.write_buffer(s->backend.user, NULL, s->resolved, RING * SLOT_BYTES, receipts,
-                            sizeof receipts);
+    BACKEND(s, write_buffer, NULL, s->resolved, RING * SLOT_BYTES, receipts, sizeof receipts);
     return CML_OK;
 }
 
@@ -337,7 +334,7 @@ static void destroy_objects(cml_scheduler *s) {
         cml__drop_buffer(s, &s->ring[i].buffer);
     }
     cml__drop_buffer(s, &s->resolved);
-    if (s->scope != NULL) s->backend.release_scope(s->backend.user, s->scope);
+    if (s->scope != NULL) BACKEND(s, release_scope, s->scope);
     s->backend.destroy(s->backend.user);
     cml__heap_free_all(s->memory);
 }
@@ -350,7 +347,7 @@ cml_status cml_create(const cml_options *options, cml_scheduler **created, cml_e
     cml_scheduler *s = cml__heap_alloc(&memory, 1, sizeof *s);
     if (s == NULL) {
         options->backend->destroy(options->backend->user);
-        return cml__fail(error, CML_ERROR_MEMORY, "no memory for a scheduler");
+        return NO_MEMORY(error, "a scheduler");
     }
     s->memory = memory;
     s->options = *options;
@@ -371,15 +368,14 @@ cml_status cml_create(const cml_options *options, cml_scheduler **created, cml_e
     s->prepare = cml__prepare_net;
     s->start = cml__start_job;
     s->finish = cml__finish_job;
-    s->backend.get_info(s->backend.user, 0, &s->info);
+    BACKEND(s, get_info, 0, &s->info);
     s->wall_clock = !(s->info.tick_ms > 0);
     s->granule = options->granule;
     if (s->granule == 0) s->granule = s->info.is_software ? cml__processors() : 1;
     s->stride = (uint32_t)max_u64(s->info.uniform_alignment, 16);
     s->reported = cml__heap_alloc(&s->memory, s->max_slices, sizeof *s->reported);
-    cml_status status = cml__init_core(s) ? create_objects(s, error)
-                                          : cml__fail(error, CML_ERROR_MEMORY,
-                                                      "no memory for a scheduler and its jobs");
+    cml_status status =
+        cml__init_core(s) ? create_objects(s, error) : NO_MEMORY(error, "a scheduler and its jobs");
     if (status != CML_OK) {
         destroy_objects(s);
         return status;

@@ -25,7 +25,7 @@ static void drop_result(const cml_scheduler *s, job *j) {
  * While a frame is open nothing is freed: the frame may be abandoned. */
 void cml__reclaim_jobs(cml_scheduler *s) {
     if (s->open) return;
-    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
+    EACH_JOB(s, j) {
         int is_unwanted = is_over(j) && j->released && j->consumers == 0;
         int is_queued = j->run.state == CML_STATE_QUEUED;
         if (!is_queued) drop_inputs(s, j);
@@ -37,7 +37,7 @@ void cml__reclaim_jobs(cml_scheduler *s) {
 /* ------------------------------------------------------------------ unloading */
 
 static void end_jobs_of(cml_scheduler *s, const network *net) {
-    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
+    EACH_JOB(s, j) {
         if (j->run.state == CML_STATE_GONE || j->net != net) continue;
         cml__end_job(s, j, CML_STATE_CANCELLED, "its network was unloaded");
         j->released = 1;
@@ -45,7 +45,7 @@ static void end_jobs_of(cml_scheduler *s, const network *net) {
 }
 
 static void fail_consumers_of(cml_scheduler *s, const network *net) {
-    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
+    EACH_JOB(s, j) {
         int takes = 0;
         if (is_over(j)) continue;
         for (uint32_t i = 0; i < j->producer_count; i++)
@@ -59,7 +59,7 @@ static void fail_consumers_of(cml_scheduler *s, const network *net) {
 void cml__forget_net(cml_scheduler *s, const network *net) {
     end_jobs_of(s, net);
     fail_consumers_of(s, net);
-    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
+    EACH_JOB(s, j) {
         if (j->run.state == CML_STATE_GONE || j->net != net) continue;
         drop_inputs(s, j);
         drop_result(s, j);
@@ -112,7 +112,7 @@ void cml__prepare_net(cml_scheduler *s, network *net, double ms) {
     cml_status status = cml__build_net(net, ms, bytes, BOUND_PER_FRAME);
     net->f.error = NULL;
     if (status <= CML_PENDING) return;
-    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++)
+    EACH_JOB(s, j)
         if (j->net == net) cml__end_job(s, j, CML_STATE_FAILED, error.text);
 }
 
@@ -130,7 +130,7 @@ int cml__start_job(cml_scheduler *s, job *j) {
     if (r == NULL) return 0;
     if (r->from == NULL) {
         r->from = cml__new_buffer(s, &n->memory, n->scope, CML_USAGE_TENSOR, n->p.outputs.bytes);
-        cml_status status = s->backend.poll_scope(s->backend.user, n->scope, NULL, 0);
+        cml_status status = BACKEND(s, poll_scope, n->scope, NULL, 0);
         if (status > CML_PENDING || r->from == NULL) {
             cml__drop_buffer(s, &r->from);
             cml__end_job(s, j, CML_STATE_FAILED, "the device has no memory for its outputs");
@@ -163,7 +163,17 @@ int cml__start_job(cml_scheduler *s, job *j) {
     return 1;
 }
 
-/* Copies the outputs out of the network's memory, and its updated variables into place. */
+/* Copies a network's updated variables into place. */
+void cml__copy_updates(cml_scheduler *s, const network *n) {
+    for (uint32_t i = 0; i < n->p.row->updates.count; i++) {
+        const binding_row *to = &n->p.updates[i].target;
+        cml_range from = cml__range_of(n, &n->p.updates[i].source);
+        from.bytes = min_u64(from.bytes, to->nbytes);
+        cml__copy(s, &from, n->spaces[to->space], to->offset);
+    }
+}
+
+/* Copies the outputs out of the network's memory. */
 int cml__finish_job(cml_scheduler *s, job *j) {
     network *n = j->net;
     const plan *p = &n->p;
@@ -172,13 +182,8 @@ int cml__finish_job(cml_scheduler *s, job *j) {
         cml_range range = {n->spaces[from->at.space], from->at.offset, from->shape.bytes};
         cml__copy(s, &range, j->result->from, from->packed_at);
     }
-    for (uint32_t i = 0; i < p->row->updates.count; i++) {
-        const binding_row *to = &p->updates[i].target;
-        cml_range from = cml__range_of(n, &p->updates[i].source);
-        from.bytes = min_u64(from.bytes, to->nbytes);
-        cml__copy(s, &from, n->spaces[to->space], to->offset);
-        n->slot_mask |= j->slot_mask;
-    }
+    cml__copy_updates(s, n);
+    if (p->row->updates.count > 0) n->slot_mask |= j->slot_mask;
     return 1;
 }
 
@@ -186,7 +191,7 @@ int cml__finish_job(cml_scheduler *s, job *j) {
 
 /* Returns the job of a handle; NULL if it is gone. */
 job *cml__find_job(const cml_scheduler *s, cml_job handle) {
-    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++)
+    EACH_JOB(s, j)
         if (j->number == handle && j->run.state != CML_STATE_GONE) return j;
     return NULL;
 }
@@ -211,7 +216,7 @@ static cml_status accept_data(job *to, const cml_input *in, const tensor *at, cm
 static cml_status accept_buffer(const cml_scheduler *s, job_source *to, const cml_input *in,
                                 const tensor *at, cml_error *error) {
     uint64_t size = 0;
-    to->buffer = s->backend.adopt_buffer(s->backend.user, in->buffer, &at->shape, &size);
+    to->buffer = BACKEND(s, adopt_buffer, in->buffer, &at->shape, &size);
     to->at = in->offset;
     if (to->buffer == NULL)
         return WRONG("input '%s' is nothing that it can be copied from", in->name);
@@ -289,8 +294,7 @@ cml_status cml_submit(cml_scheduler *s, cml_net *net, const cml_input *inputs, s
         return cml__fail(error, CML_ERROR_FULL, "there are %u jobs: release some", s->max_jobs);
     drop_inputs(s, pooled); /* of a failed job, which is forgotten */
     drop_result(s, pooled);
-    if (!make_room(s, pooled, n) || !cml__adopt_net(s, n))
-        return cml__fail(error, CML_ERROR_MEMORY, "no memory for a job");
+    if (!make_room(s, pooled, n) || !cml__adopt_net(s, n)) return NO_MEMORY(error, "a job");
     job submitted = {
         .net = n, .data = pooled->data, .room = pooled->room, .source_count = n->p.inputs.count};
     cml_status status = CML_OK;
@@ -360,7 +364,7 @@ cml_status cml_get_tensor(cml_scheduler *s, cml_job handle, const char *output,
     if (j != NULL && !is_over(j)) return CML_PENDING;
     const tensor *from = find_output(j, output);
     if (from == NULL) return CML_ERROR_INPUT;
-    *result = (cml_tensor){.buffer = s->backend.get_handle(s->backend.user, j->result->from),
+    *result = (cml_tensor){.buffer = BACKEND(s, get_handle, j->result->from),
                            .offset = from->packed_at,
                            .bytes = from->shape.bytes,
                            .shape = from->shape};

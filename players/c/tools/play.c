@@ -1,8 +1,5 @@
-/* Plays a cooked network from the command line, in frames of its own:
- *
- *     play NET.cml [--input NAME=FILE] [--output NAME=FILE] [--budget MS] [--runs N]
- *                  [--frames N] [--most N] [--slices N] [--trusted] [--small] [--wait]
- *
+/* Plays a cooked network from the command line, in frames of its own; without one it prints its
+ * options.
  * --frames is the least number of frames in all, --most the largest of a run, --slices the largest
  * number of slices in a frame. --small creates a device with WebGPU's default limits. With
  * CML_VULKAN it plays on Vulkan. Files hold plain numbers of 4 bytes; inputs without a file are
