@@ -7,22 +7,19 @@
  * Exports of `cml.js` that are not declared here serve the project's own tools and may change.
  */
 
-/**
- * The reasons of a {@link CmlError}.
- *
- * - `CorruptArtifact`: the file is damaged.
- * - `StaleArtifact`: no plan in the file fits this device. Cook the network again for it.
- * - `InputError`: an argument is wrong.
- * - `KernelError`: the device refuses a kernel of the file.
- * - `DeviceError`: there is no WebGPU or no WebAssembly, the device is lost, or memory is used up.
- * - `JobError`: the requested result does not exist.
- */
+/** The reason of a {@link CmlError}. */
 export type ErrorCode =
+  /** The file is damaged. */
   | "CorruptArtifact"
+  /** No plan in the file fits this device. Cook the network again for it. */
   | "StaleArtifact"
+  /** An argument is wrong. */
   | "InputError"
+  /** The device refuses a kernel of the file. */
   | "KernelError"
+  /** There is no WebGPU or no WebAssembly, the device is lost, or memory is used up. */
   | "DeviceError"
+  /** The requested result does not exist. */
   | "JobError";
 
 /** Every error that this module raises on purpose. */
@@ -296,11 +293,8 @@ export class Scheduler {
   endFrame(): FrameReport[];
   /**
    * Returns all jobs to their state before {@link encode}. Call it instead of the submit and
-   * {@link endFrame} if the encoder is discarded.
-   *
-   * A frame that is ended and never submitted is detected about three frames later. The jobs that had
-   * work in it fail, and so do those that have read their outputs. A network whose variables they
-   * changed refuses to run until {@link Network.reset}.
+   * {@link endFrame} if the encoder is discarded; the jobs of a frame that is ended and never submitted
+   * fail, and a network whose variables they changed refuses to run until {@link Network.reset}.
    */
   abandonFrame(): void;
 }
@@ -326,9 +320,7 @@ export class Job {
   get etaMs(): number;
   /** The predicted GPU milliseconds of the remaining work. */
   get remainingMs(): number;
-  /**
-   * Returns a future output, as an input for another job. That job waits for this one.
-   */
+  /** Returns a future output, as an input for another job. That job waits for this one. */
   output(name: string): JobOutput;
   /**
    * Returns an output on the GPU, without a readback. It stays until {@link release}.

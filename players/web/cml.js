@@ -1,20 +1,6 @@
 // @ts-check
-/**
- * Plays cooked networks (docs/cooked.md) on WebGPU, in parts, within a budget of milliseconds per
- * frame.
- *
- *     const network = await loadCooked(device, await (await fetch("net.cml")).arrayBuffer());
- *     const scheduler = new Scheduler(device, { frameMs: 1000 / 60, budgetMs: 4 });
- *     const job = scheduler.submit(network, { image: pixels });
- *     // in every frame of the host's loop
- *     scheduler.encode(encoder);
- *     device.queue.submit([encoder.finish()]);
- *     scheduler.endFrame();
- *     if (job.state === "done") { job.tensor("out"); job.read("out"); }
- *
- * The C player (players/c) reads files, plans and schedules, as WebAssembly in `core.js`; here are
- * its functions of the page's device, and the classes of `cml.d.ts` over its handles.
- */
+// The C player (players/c) reads files, plans and schedules, as WebAssembly in `core.js`; here are
+// its functions of the page's device, and the classes of `cml.d.ts`, which documents them.
 /** @typedef {import("./cml.d.ts").ErrorCode} ErrorCode */
 /** @typedef {import("./cml.d.ts").DType} DType */
 /** @typedef {import("./cml.d.ts").Layout} Layout */
@@ -50,7 +36,7 @@ export function getOrMake(map, key, make) {
 
 // ------------------------------------------------------------------------------------- the core
 /** the values of enumerations of cml.h */
-const OK = 0, PENDING = 1, ERROR_MEMORY = 5, ERROR_DEVICE = 7;
+const OK = 0, PENDING = 1, ERROR_DEVICE = 7;
 /** @type {ErrorCode[]} by cml_status */
 const CODES = [
   "DeviceError", "DeviceError", "CorruptArtifact", "StaleArtifact", "InputError", "DeviceError", "InputError", "DeviceError", "InputError",
@@ -73,6 +59,10 @@ const ARRAYS = { scalar: Float32Array, integer: Int32Array, logical: Uint32Array
   const handle = unused.pop() ?? objects.length;
   objects[handle] = object;
   return handle;
+}
+/** @param {number} handle */ function drop(handle) {
+  objects[handle] = null;
+  unused.push(handle);
 }
 /** The core's memory, until it grows. */ const heap = () => /** @type {ArrayBuffer} */ (memory.buffer);
 /** @param {number} at @param {number} length */ const bytesAt = (at, length) => new Uint8Array(heap(), at, length);
@@ -178,8 +168,7 @@ const imports = {
   release(handle) {
     const object = objects[handle];
     if (object.owned) object.buffer.destroy();
-    objects[handle] = null;
-    unused.push(handle);
+    drop(handle);
   },
   create_buffer(device, scope, usage, size) {
     const { gpu } = objects[device], u = GPUBufferUsage;
@@ -517,14 +506,7 @@ const nextTask = () => new Promise((resolve) => {
   port2.postMessage(0);
 });
 
-/**
- * Reads and checks a cooked file, uploads its weights and builds its pipelines. Frames go on
- * meanwhile.
- * @param {GPUDevice} gpu @param {ArrayBuffer | Uint8Array<ArrayBuffer> | CookedFile} source
- * @param {{outputUsage?: number, limits?: Partial<Limits>, onProgress?: (done: number, total: number) => void}} options
- *   `outputUsage`: of the outputs' buffers, beside storage and copies (as GPUBufferUsage.VERTEX); `limits`: other than the
- *   defaults for what the file may take; `onProgress`: called with the built kernels and their number
- */
+/** @param {GPUDevice} gpu @param {ArrayBuffer | Uint8Array<ArrayBuffer> | CookedFile} source @param {import("./cml.d.ts").LoadOptions} options */
 export async function loadCooked(gpu, source, options = {}) {
   const file = source instanceof CookedFile ? source : await CookedFile.open(source, options.limits);
   await file._open();
@@ -618,10 +600,7 @@ export class Network {
   }
   /** Resets variables to their values in the file. */
   async reset() { if (core.reset(this._at) !== OK) throw coreError(); }
-  /**
-   * Runs the whole network and waits for the outputs: for tools and tests, not for frames.
-   * @param {Record<string, Numbers | number[] | GpuTensor>} inputs @returns {Promise<Record<string, Numbers>>}
-   */
+  /** @param {Record<string, Numbers | number[] | GpuTensor>} inputs @returns {Promise<Record<string, Numbers>>} */
   async run(inputs) {
     if (core.is_at_work(this._at) || core.is_wrong(this._at)) {
       const why = core.is_wrong(this._at) ? "has wrong variables, call reset()" : "is running a job, or a frame with its work has not ended";
@@ -749,10 +728,7 @@ function submitTo(scheduler, network, inputs, priority, deadlineMs, slot) {
     return number;
   } finally {
     blocks.forEach(free);
-    for (const handle of handles) {
-      objects[handle] = null;
-      unused.push(handle);
-    }
+    handles.forEach(drop);
   }
 }
 
@@ -775,7 +751,6 @@ export class Job {
   /** @type {Exclude<State, "gone"> | null} its last state, once that cannot change */ _final = null;
   /** @type {State} when the scheduler looked last */ _seen = "queued";
   _released = false;
-  _isReleasable = false;
   /** @type {Map<string, Numbers>} */ _values = new Map();
   /** @param {Scheduler} owner @param {Network} network @param {number} number @param {string} name @param {number} priority @param {number | null} deadlineAtMs */
   constructor(owner, network, number, name, priority, deadlineAtMs) {
@@ -795,22 +770,17 @@ export class Job {
     return state;
   }
   get ended() { return !["queued", "running"].includes(this.state); }
-  get costs() { return this.network.steps; }
   /** the step and workgroup at which it goes on */
-  get step() { return this._result(1); }
-  get group() { return this._result(2); }
-  /** @param {number} i */ _result(i) {
-    core.job_state(this.owner._at, this.number);
-    return results(3)[i];
-  }
+  get step() { return this._info("job_state", 1); }
+  get group() { return this._info("job_state", 2); }
   /** The predicted GPU milliseconds of its remaining work. */
-  get remainingMs() { return this.ended ? 0 : this._info(2); }
+  get remainingMs() { return this.ended ? 0 : this._info("job_info", 2); }
   /** The share of its work that has been encoded, 0 to 1, by predicted time. */
-  get progress() { return this.state === "done" ? 1 : this.ended ? 0 : this._info(0); }
+  get progress() { return this.state === "done" ? 1 : this.ended ? 0 : this._info("job_info", 0); }
   /** The predicted milliseconds until its end if nothing else is submitted; 0 once ended. */
-  get etaMs() { return this.ended ? 0 : this._info(1); }
-  /** @param {number} i */ _info(i) {
-    core.job_info(this.owner._at, this.number);
+  get etaMs() { return this.ended ? 0 : this._info("job_info", 1); }
+  /** @param {"job_state" | "job_info"} call @param {number} i of its results */ _info(call, i) {
+    core[call](this.owner._at, this.number);
     return results(3)[i];
   }
   /** Returns its future output, to be an input of another job. @param {string} name */
@@ -1048,11 +1018,6 @@ export class Scheduler {
   predictMs(network, step, count) {
     this._start();
     return core.predict(this._at, network._at, step, count);
-  }
-  /** Returns the number of measurements of a step. @param {Network} network @param {number} step */
-  samples(network, step) {
-    this._start();
-    return core.samples(this._at, network._at, step);
   }
 }
 

@@ -1,8 +1,9 @@
-/* The C player in a page: cml.js calls these functions, and has the device behind the backend
- * below. `python -m players.build` compiles it, with players/c/src, to WebAssembly: core.js. */
+/* The C player in a page: cml.js calls these functions, and has the device of the backend. */
 #include "internal.h"
 
 #include <stdarg.h>
+
+#pragma clang diagnostic ignored "-Wunused-parameter" /* of the table's functions */
 
 #define EXPORT(name) __attribute__((export_name(#name)))
 #define IMPORT(name) __attribute__((import_module("cml"), import_name(#name)))
@@ -35,13 +36,9 @@ IMPORT(log2) double page_log2(double x);
 IMPORT(exp) double page_exp(double x);
 IMPORT(pow) double page_pow(double x, double y);
 
-/* ------------------------------------------------------------------ what the player takes of libc
- */
+/* ------------------------------------------------------------------ functions of libc */
 
-double cml__machine_ms(void *unused) {
-    (void)unused;
-    return page_now();
-}
+double cml__machine_ms(void *unused) { return page_now(); }
 
 uint32_t cml__processors(void) { return 1; }
 
@@ -103,19 +100,6 @@ int vsnprintf(char *to, size_t room, const char *format, va_list values) {
     return (int)w.length;
 }
 
-/* Sorts by insertion, with gaps; the C library's one is ten times as long. */
-void qsort(void *rows, size_t count, size_t size, int (*compare)(const void *, const void *)) {
-    uint8_t *at = rows, moved[64];
-    for (size_t gap = count / 2; gap > 0; gap /= 2)
-        for (size_t i = gap; i < count; i++) {
-            size_t k = i;
-            memcpy(moved, at + size * i, size);
-            for (; k >= gap && compare(at + size * (k - gap), moved) > 0; k -= gap)
-                memcpy(at + size * k, at + size * (k - gap), size);
-            memcpy(at + size * k, moved, size);
-        }
-}
-
 int snprintf(char *to, size_t room, const char *format, ...) {
     va_list values;
     va_start(values, format);
@@ -156,7 +140,7 @@ static void record(void *user, uint32_t code, uint32_t a, uint32_t b, uint32_t c
 #define HANDLE(pointer) ((handle)(uintptr_t)(pointer))
 #define POINTER(type, of) ((type *)(uintptr_t)(of))
 
-static void destroy(void *user) { (void)user; }
+static void destroy(void *user) {}
 
 typedef struct page_device { /* cml.js fills it */
     double buffer_bytes, binding_bytes, storage_buffers, storage_alignment, uniform_alignment,
@@ -170,21 +154,17 @@ static int get_info(void *user, int could_be, cml_device_info *info) {
     return 1;
 }
 
-static void poll(void *user) { (void)user; }
+static void poll(void *user) {}
 
 static cml_scope *create_scope(void *user) {
     return POINTER(cml_scope, page_create_scope(device_of(user)));
 }
 
 static cml_status poll_scope(void *user, cml_scope *scope, char *text, size_t room) {
-    (void)user;
     return (cml_status)page_poll_scope(HANDLE(scope), text, room);
 }
 
-static void release_scope(void *user, cml_scope *scope) {
-    (void)user;
-    page_release(HANDLE(scope));
-}
+static void release_scope(void *user, cml_scope *scope) { page_release(HANDLE(scope)); }
 
 static cml_buffer *create_buffer(void *user, cml_scope *scope, cml_usage usage, uint64_t bytes) {
     return POINTER(cml_buffer,
@@ -194,25 +174,16 @@ static cml_buffer *create_buffer(void *user, cml_scope *scope, cml_usage usage, 
 static cml_buffer *adopt_buffer(void *user, void *buffer, const cml_shape *shape, uint64_t *bytes) {
     double size = 0;
     handle adopted = page_adopt_buffer(HANDLE(buffer), &size);
-    (void)user;
-    (void)shape;
     *bytes = (uint64_t)size;
     return POINTER(cml_buffer, adopted);
 }
 
-static void release_buffer(void *user, cml_buffer *buffer) {
-    (void)user;
-    page_release(HANDLE(buffer));
-}
+static void release_buffer(void *user, cml_buffer *buffer) { page_release(HANDLE(buffer)); }
 
-static void *get_handle(void *user, cml_buffer *buffer) {
-    (void)user;
-    return buffer;
-}
+static void *get_handle(void *user, cml_buffer *buffer) { return buffer; }
 
 static void write_buffer(void *user, void *commands, cml_buffer *to, uint64_t offset,
                          const void *data, uint64_t bytes) {
-    (void)commands; /* a queue writes before the next submit */
     page_write_buffer(device_of(user), HANDLE(to), (double)offset, data, (size_t)bytes);
 }
 
@@ -223,16 +194,12 @@ static cml_pipeline *create_pipeline(void *user, cml_scope *scope, const cml_ker
                                         kernel->tensors, kernel->params_bytes));
 }
 
-static void release_pipeline(void *user, cml_pipeline *pipeline) {
-    (void)user;
-    page_release(HANDLE(pipeline));
-}
+static void release_pipeline(void *user, cml_pipeline *pipeline) { page_release(HANDLE(pipeline)); }
 
 static cml_bindings *create_bindings(void *user, cml_scope *scope, cml_pipeline *pipeline,
                                      const cml_range *ranges, uint32_t count, uint32_t writes,
                                      int is_tried) {
     double numbers[3 * CML_MOST_BINDINGS];
-    (void)writes;
     for (uint32_t i = 0; i < count; i++) {
         numbers[3 * i] = (double)HANDLE(ranges[i].buffer);
         numbers[3 * i + 1] = (double)ranges[i].offset;
@@ -242,83 +209,42 @@ static cml_bindings *create_bindings(void *user, cml_scope *scope, cml_pipeline 
                                                       HANDLE(pipeline), numbers, count, is_tried));
 }
 
-static void release_bindings(void *user, cml_bindings *bindings) {
-    (void)user;
-    page_release(HANDLE(bindings));
-}
+static void release_bindings(void *user, cml_bindings *bindings) { page_release(HANDLE(bindings)); }
 
 static void begin_pass(void *user, void *commands, int begin_query, int end_query) {
-    (void)commands;
     record(user, BEGIN_PASS, (uint32_t)begin_query, (uint32_t)end_query, 0, 0, 0);
 }
 
-static void end_pass(void *user, void *commands) {
-    (void)commands;
-    record(user, END_PASS, 0, 0, 0, 0, 0);
-}
+static void end_pass(void *user, void *commands) { record(user, END_PASS, 0, 0, 0, 0, 0); }
 
 static void dispatch(void *user, void *commands, cml_pipeline *pipeline, cml_bindings *bindings,
                      uint32_t offset, uint32_t x, uint32_t y) {
-    (void)commands;
     record(user, DISPATCH, HANDLE(pipeline), HANDLE(bindings), offset, x, y);
 }
 
 static void copy_buffer(void *user, void *commands, const cml_range *from, cml_buffer *to,
                         uint64_t offset) {
-    (void)commands;
     record(user, COPY, HANDLE(from->buffer), (uint32_t)(from->offset / 4), HANDLE(to),
            (uint32_t)(offset / 4), (uint32_t)(from->bytes / 4));
 }
 
 static void resolve_queries(void *user, void *commands, uint32_t first, uint32_t count,
                             cml_buffer *to, uint64_t offset) {
-    (void)commands;
     record(user, RESOLVE, first, count, HANDLE(to), (uint32_t)(offset / 4), 0);
 }
 
-static void map_buffer(void *user, cml_buffer *buffer) {
-    (void)user;
-    page_map(HANDLE(buffer));
-}
+static void map_buffer(void *user, cml_buffer *buffer) { page_map(HANDLE(buffer)); }
 
 static cml_status poll_mapped(void *user, cml_buffer *buffer, const void **data) {
     void *found = NULL;
     cml_status status = (cml_status)page_poll_mapped(HANDLE(buffer), &found);
-    (void)user;
     *data = found;
     return status;
 }
 
-static void unmap_buffer(void *user, cml_buffer *buffer) {
-    (void)user;
-    page_unmap(HANDLE(buffer));
-}
+static void unmap_buffer(void *user, cml_buffer *buffer) { page_unmap(HANDLE(buffer)); }
 
-static const cml_backend functions = {
-    .destroy = destroy,
-    .get_info = get_info,
-    .poll = poll,
-    .create_scope = create_scope,
-    .poll_scope = poll_scope,
-    .release_scope = release_scope,
-    .create_buffer = create_buffer,
-    .adopt_buffer = adopt_buffer,
-    .release_buffer = release_buffer,
-    .get_handle = get_handle,
-    .write_buffer = write_buffer,
-    .create_pipeline = create_pipeline,
-    .release_pipeline = release_pipeline,
-    .create_bindings = create_bindings,
-    .release_bindings = release_bindings,
-    .begin_pass = begin_pass,
-    .end_pass = end_pass,
-    .dispatch = dispatch,
-    .copy_buffer = copy_buffer,
-    .resolve_queries = resolve_queries,
-    .map_buffer = map_buffer,
-    .poll_mapped = poll_mapped,
-    .unmap_buffer = unmap_buffer,
-};
+static const cml_backend functions = {CML_BACKEND_FUNCTIONS};
 
 /* ------------------------------------------------------------------ results of calls */
 
@@ -362,7 +288,7 @@ opened *open_file(const uint8_t *bytes, size_t size, double code_bytes, double d
                                (uint32_t)steps};
     opened *o = calloc(1, sizeof *o);
     if (o == NULL) {
-        cml__fail(&error, CML_ERROR_MEMORY, "no memory for a file");
+        NO_MEMORY(&error, "a file");
         return NULL;
     }
     o->f = (file){.contents = {bytes, size},
@@ -514,9 +440,9 @@ EXPORT(step) void describe_step(const cml_net *net, uint32_t i) {
 EXPORT(run_step) void run_step(cml_net *net, uint32_t i) {
     const network *n = net->network;
     cml_scheduler *s = n->scheduler;
-    s->backend.begin_pass(s->backend.user, NULL, -1, -1);
+    BACKEND(s, begin_pass, NULL, -1, -1);
     cml__dispatch(s, n, i, i, n->steps[i].groups);
-    s->backend.end_pass(s->backend.user, NULL);
+    BACKEND(s, end_pass, NULL);
     flush(s->backend.user);
 }
 
@@ -524,15 +450,10 @@ EXPORT(run_step) void run_step(cml_net *net, uint32_t i) {
 EXPORT(run_all) void run_all(cml_net *net) {
     const network *n = net->network;
     cml_scheduler *s = n->scheduler;
-    s->backend.begin_pass(s->backend.user, NULL, -1, -1);
+    BACKEND(s, begin_pass, NULL, -1, -1);
     for (uint32_t i = 0; i < n->step_count; i++) cml__dispatch(s, n, i, i, n->steps[i].groups);
-    s->backend.end_pass(s->backend.user, NULL);
-    for (uint32_t i = 0; i < n->p.row->updates.count; i++) {
-        const binding_row *to = &n->p.updates[i].target;
-        cml_range from = cml__range_of(n, &n->p.updates[i].source);
-        from.bytes = min_u64(from.bytes, to->nbytes);
-        cml__copy(s, &from, n->spaces[to->space], to->offset);
-    }
+    BACKEND(s, end_pass, NULL);
+    cml__copy_updates(s, n);
     flush(s->backend.user);
 }
 
@@ -562,11 +483,6 @@ EXPORT(unload) void unload(cml_net *net) {
 EXPORT(predict) double predict(cml_scheduler *s, const cml_net *net, uint32_t i, uint32_t count) {
     network *n = net->network;
     return cml__adopt_net(s, n) ? cml__predict(&s->model, n->steps + i, count) : 0.0;
-}
-
-EXPORT(samples) double samples(cml_scheduler *s, const cml_net *net, uint32_t i) {
-    network *n = net->network;
-    return cml__adopt_net(s, n) ? (double)n->steps[i].curve->samples : 0.0;
 }
 
 /* ------------------------------------------------------------------ jobs */
@@ -626,7 +542,7 @@ EXPORT(read) uint32_t read_output(cml_scheduler *s, double number, const char *n
     results[1] = from->shape.layout != CML_LAYOUT_PLAIN;
     if (from->shape.layout == CML_LAYOUT_PLAIN) return CML_OK;
     void *plain = malloc((size_t)(4 * from->shape.elements));
-    if (plain == NULL) return cml__fail(&error, CML_ERROR_MEMORY, "no memory for an output");
+    if (plain == NULL) return NO_MEMORY(&error, "an output");
     cml__from_layout(&from->shape, stored, plain);
     results[0] = address(plain);
     return CML_OK;
@@ -728,8 +644,7 @@ EXPORT(abandon_frame) void abandon_frame(cml_scheduler *s) {
 
 /* ------------------------------------------------------------------ policies of the page */
 
-/* Returns the candidates that the page is to sort, by number; how many, the time and the rate are
- * results. */
+/* Returns the candidates, by number; how many, the time and the rate are results. */
 EXPORT(candidates) double *candidates(const cml_scheduler *s) {
     double *numbers = malloc((s->max_jobs + 1) * sizeof *numbers);
     for (uint32_t i = 0; numbers != NULL && i < s->candidate_count; i++)

@@ -135,11 +135,8 @@ class Enlarging extends Work {
       `${this.count} ${this.count === 1 ? "tile" : "tiles"}. Drop another picture here.`;
   }
 
-  /**
-   * What the browser makes of it, where no tile is yet. It lies in a texture that stays, and the
-   * canvas gets a copy in every frame: a canvas forgets what it showed.
-   * @param {OffscreenCanvas} small @param {number} width @param {number} height
-   */
+  /** Draws the browser's enlargement into a texture, of which every frame copies: a canvas forgets what it showed. */
+  /** @param {OffscreenCanvas} small @param {number} width @param {number} height */
   _showPlain(small, width, height) {
     const { RENDER_ATTACHMENT, COPY_SRC, COPY_DST } = GPUTextureUsage;
     const usage = RENDER_ATTACHMENT | COPY_SRC | COPY_DST;

@@ -1,10 +1,7 @@
 // @ts-check
-/**
-  * Converts between pictures and tensors [1, 3, H, W] or [1, 1, H, W] with values in [0, 1].
- *
- * An output is drawn into a texture on the GPU, without a readback: a scene of WebGPU's own, or of
- * an engine on the same device, then shows it like any other.
- */
+/** Converts between pictures and tensors; `picture.d.ts` documents what is exported. */
+
+import { getOrMake } from "./cml.js";
 
 const CODE = /* wgsl */ `
 struct Place { shape: vec4<u32>, region: vec4<f32>, value: vec4<f32>, cut: vec4<f32> };
@@ -45,14 +42,7 @@ export class Painter {
     });
   }
 
-  /**
-   * Draw the tensor into a part of the view, in shares of its width and height.
-   * @param {GPUCommandEncoder} encoder @param {import("./cml.js").GpuTensor} tensor
-   * @param {GPUTextureView} view
-   * @param {{region?: number[], cut?: number[], low?: number, high?: number, clear?: boolean}} how
-   *   `region`: [x, y, width, height] of the view; `cut`: [left, top, right, bottom] of the tensor;
-   *   values between `low` and `high` are black to white
-   */
+  /** @param {GPUCommandEncoder} encoder @param {import("./cml.js").GpuTensor} tensor @param {GPUTextureView} view @param {import("./picture.d.ts").PaintOptions} how */
   paint(encoder, tensor, view, how = {}) {
     const { region = [0, 0, 1, 1], cut = [0, 0, 1, 1], low = 0, high = 1, clear = false } = how;
     const [channels, height, width] = tensor.shape.slice(-3);
@@ -68,38 +58,28 @@ export class Painter {
 
   /** @param {import("./cml.js").GpuTensor} tensor @param {string} key @param {number[]} shape @param {number[]} numbers */
   _group(tensor, key, shape, numbers) {
-    const { buffer, offset, bytes } = tensor;
-    let groups = this._groups.get(buffer);
-    if (!groups) this._groups.set(buffer, groups = new Map());
-    let group = groups.get(`${offset} ${key}`);
-    if (group) return group;
-    const entries = [
-      { binding: 0, resource: { buffer: this._place(key, shape, numbers) } },
-      { binding: 1, resource: { buffer, offset, size: bytes } },
-    ];
-    group = this.device.createBindGroup({ layout: this.pipeline.getBindGroupLayout(0), entries });
-    groups.set(`${offset} ${key}`, group);
-    return group;
+    const { buffer, offset, bytes } = tensor, groups = getOrMake(this._groups, buffer, () => new Map());
+    return getOrMake(groups, `${offset} ${key}`, () => this.device.createBindGroup({
+      layout: this.pipeline.getBindGroupLayout(0),
+      entries: [
+        { binding: 0, resource: { buffer: this._place(key, shape, numbers) } },
+        { binding: 1, resource: { buffer, offset, size: bytes } },
+      ],
+    }));
   }
 
   /** @param {string} key @param {number[]} shape @param {number[]} numbers */
   _place(key, shape, numbers) {
-    let buffer = this._places.get(key);
-    if (buffer) return buffer;
-    const usage = GPUBufferUsage.UNIFORM | GPUBufferUsage.COPY_DST;
-    buffer = this.device.createBuffer({ size: 64, usage });
-    this.device.queue.writeBuffer(buffer, 0, new Uint32Array([...shape, 0]));
-    this.device.queue.writeBuffer(buffer, 16, new Float32Array(numbers));
-    this._places.set(key, buffer);
-    return buffer;
+    return getOrMake(this._places, key, () => {
+      const buffer = this.device.createBuffer({ size: 64, usage: GPUBufferUsage.UNIFORM | GPUBufferUsage.COPY_DST });
+      this.device.queue.writeBuffer(buffer, 0, new Uint32Array([...shape, 0]));
+      this.device.queue.writeBuffer(buffer, 16, new Float32Array(numbers));
+      return buffer;
+    });
   }
 }
 
-/**
- * Returns a part of a picture as values [3, height, width]; outside of the picture its border is repeated.
- * @param {ImageData} picture @param {number} left @param {number} top @param {number} width
- * @param {number} height
- */
+/** @param {ImageData} picture @param {number} left @param {number} top @param {number} width @param {number} height */
 export function pixels(picture, left, top, width, height) {
   const values = new Float32Array(3 * width * height), area = width * height;
   for (let y = 0; y < height; y++) {
@@ -112,11 +92,7 @@ export function pixels(picture, left, top, width, height) {
   return values;
 }
 
-/**
- * Returns the tiles that cover a picture: the begin of each one's input, and the part of it that is used. Tiles
- * overlap by a margin, because networks compute wrong values near a border that is not the picture's.
- * @param {number} width @param {number} height @param {number} tileWidth @param {number} tileHeight
- */
+/** @param {number} width @param {number} height @param {number} tileWidth @param {number} tileHeight */
 export function tiles(width, height, tileWidth, tileHeight, margin = 6) {
   const across = along(width, tileWidth, margin), down = along(height, tileHeight, margin);
   return down.flatMap((y) => across.map((x) => ({
