@@ -257,7 +257,7 @@ def test_numbers_of_the_demo_are_checked(capsys):
     from cml_engine.demo_game.command import main, parser
 
     typed = [a for a in parser()._actions if isinstance(a.type, ranges.NumberRange)]
-    assert len(typed) == 6
+    assert len(typed) == 5
     for action in typed:
         for text in ("nan", "inf", "-1", "x", "9" * 30):
             with pytest.raises(SystemExit):
