@@ -100,6 +100,19 @@ int vsnprintf(char *to, size_t room, const char *format, va_list values) {
     return (int)w.length;
 }
 
+/* Sorts by insertion, with gaps; the C library's one is ten times as long. */
+void qsort(void *rows, size_t count, size_t size, int (*compare)(const void *, const void *)) {
+    uint8_t *at = rows, moved[64];
+    for (size_t gap = count / 2; gap > 0; gap /= 2)
+        for (size_t i = gap; i < count; i++) {
+            size_t k = i;
+            memcpy(moved, at + size * i, size);
+            for (; k >= gap && compare(at + size * (k - gap), moved) > 0; k -= gap)
+                memcpy(at + size * k, at + size * (k - gap), size);
+            memcpy(at + size * k, moved, size);
+        }
+}
+
 int snprintf(char *to, size_t room, const char *format, ...) {
     va_list values;
     va_start(values, format);
