@@ -104,23 +104,22 @@ class Agents:
             name: cml.Session(graph, gpu, deferred=True) for name, graph in chain.graphs.items()
         }
 
+    def _costs(self, level: int) -> list[StepCost]:
+        names = self.chain.sessions_for(TileId(level, 0, 0))
+        plans = [self.sessions[name].plan for name in names]
+        return [cost for plan in plans if plan for cost in plan.step_costs()]
+
     def costs_by_level(self, model: CostModel) -> dict[int, float]:
         """Returns estimated milliseconds of a tile of each level.
 
         The networks of a coarsest tile must have run: the costs that ``model`` has learned of them
         say how fast the device is.
         """
-
-        def costs(level: int) -> list[StepCost]:
-            names = self.chain.sessions_for(TileId(level, 0, 0))
-            plans = [self.sessions[name].plan for name in names]
-            return [cost for plan in plans if plan for cost in plan.step_costs()]
-
-        coarsest = costs(MAX_LEVEL)
+        coarsest = self._costs(MAX_LEVEL)
         coarsest_ms = sum(model.predict_ms(cost, cost.groups) for cost in coarsest)
         ms_per_flop = coarsest_ms / sum(cost.flops for cost in coarsest)
         return {
-            level: ms_per_flop * sum(cost.flops for cost in costs(level))
+            level: ms_per_flop * sum(cost.flops for cost in self._costs(level))
             for level in range(MAX_LEVEL + 1)
         }
 

@@ -86,7 +86,8 @@ SPARE_SLOTS = 8
 _TIMED_EVERY = 16
 #: pictures that are measured after a first one, to fit the machine
 _PICTURES = 5
-#: tiles after which the cost of a tile is known within a half: the first runs of kernels take long
+#: tiles, after all networks have run, by which the cost of a tile is known: first runs of kernels
+#: take long, and so does all that runs while others are compiled
 _KNOWN_TILES = 12
 #: frames until imgui's windows have their final sizes
 _OVERLAY_FRAMES = 4
@@ -195,6 +196,8 @@ class Game:
         self._looking = Pieces(self._look, self.account)
         self._collecting = Pieces(self._collect_later, self.account)
         self._began = self._planted = self._encoded = False
+        #: the number of finished tiles when all networks had run; 0 before
+        self._all_ran_at = 0
         #: the milliseconds of the last frame before its networks, on a software driver
         self.elapsed_ms = 0.0
         self._pins = DriverPins()
@@ -391,6 +394,14 @@ class Game:
         fit = self.settings.fit
         return fit is not None and fit.picture_ms is None
 
+    @property
+    def _is_tile_known(self) -> bool:
+        """True once the networks of a tile have run often enough to know what they cost."""
+        finished = self.streaming.counts.finished
+        if not self._all_ran_at and self._has_run_all:
+            self._all_ran_at = finished
+        return 0 < self._all_ran_at <= finished - _KNOWN_TILES
+
     def _fit_machine(self, camera: Camera, now_s: float) -> None:
         """Measures picture and tiles in the first seconds, and chooses the ones that fit."""
         fit = self.settings.fit
@@ -400,7 +411,7 @@ class Game:
             if self.draw_stats is not None and self.renderer.complete:
                 fit.fit_picture(partial(self._measure_picture, camera, now_s))
                 self._take_over(fit)
-        elif self.streaming.counts.finished >= _KNOWN_TILES:
+        elif self._is_tile_known:
             costs = self.agents.costs_by_level(self.scheduler.cost_model)
             fit.fit_tiles(costs, self._seen[1].position, self.settings.seed)
             self._take_over(fit)
