@@ -101,8 +101,8 @@ def run(machine: Machine, arguments: Sequence[str], folder: Path) -> str:
             capture_output=True, text=True, check=False,
         )  # fmt: skip
     if done.returncode:
-        name = " ".join(arguments[:1])
-        raise RuntimeError(f"{machine.name}, {name}: {done.stderr.strip().splitlines()[-1:]}")
+        command, error = " ".join(arguments), done.stderr.strip().splitlines()[-1:]
+        raise RuntimeError(f"{machine.name}, {command}: {error}")
     return done.stdout
 
 

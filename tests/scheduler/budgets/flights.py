@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cml_engine.demo_game.streaming import IN_FLIGHT, LEAST_IN_FLIGHT, WORK_FRAMES
 from cml_engine.scheduler.clock import VirtualClock
-from cml_engine.scheduler.executor import Handle
 from cml_engine.scheduler.frame_scheduler import FrameScheduler
 from cml_engine.scheduler.jobs.job import Job
 from cml_engine.scheduler.planning.controller import SpareBudget
@@ -28,10 +28,8 @@ from cml_engine.scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
 FRAME_MS = 1000 / 60
 #: the flights that the tests repeat
 RECORDED = Path(__file__).with_name("flights_recorded")
-#: the demo's own settings: guaranteed work, the share of late frames, deadlines and tiles at a time
-_LEAST_MS, _OVER_SHARE, _DEADLINE_MS, _LEAST_TILES, _MOST_TILES = 1.0, 0.01, 1000.0, 2, 4
-#: usual frames of work that are kept queued
-_WORK_FRAMES = 8
+#: the demo's own settings: guaranteed work, the share of late frames, and deadlines
+_LEAST_MS, _OVER_SHARE, _DEADLINE_MS = 1.0, 0.01, 1000.0
 
 
 @dataclass(frozen=True)
@@ -93,11 +91,11 @@ class _Tiles:
 
     @property
     def _is_busy(self) -> bool:
-        if len(self.making) < _LEAST_TILES:
+        if len(self.making) < LEAST_IN_FLIGHT:
             return False
         left_ms = sum(job.remaining_ms for jobs in self.making for job in jobs.values())
-        enough_ms = _WORK_FRAMES * self.scheduler.rate * FRAME_MS
-        return len(self.making) >= _MOST_TILES or left_ms > enough_ms
+        enough_ms = WORK_FRAMES * self.scheduler.rate * FRAME_MS
+        return len(self.making) >= IN_FLIGHT or left_ms > enough_ms
 
     def _submit(self) -> dict[str, Job]:
         """Submits a tile's jobs; networks that only some tiles need run as often as they did."""
@@ -128,10 +126,6 @@ class _Gpu(SimGpu):
         """Returns the milliseconds of a frame after its picture, with ``ms`` of networks."""
         beyond = self._beyond_ms if ms else self._idle_ms
         return max(0.0, ms + beyond[frame % len(beyond)])
-
-    def encode(self, *arguments: Handle, **options: Handle) -> None:
-        self.frame_ms = 0.0
-        super().encode(*arguments, **options)
 
 
 def simulate(flight: Flight) -> FlightResult:
