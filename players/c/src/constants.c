@@ -101,12 +101,14 @@ static void put_point(const constant_row *r, const uint8_t *source, uint64_t win
     const double *y = matrix + 3 * (place / WINDOW_POINTS),
                  *x = matrix + 3 * (place % WINDOW_POINTS);
     double down[3] = {0};
-    for (uint64_t column = 0; column < 3; column++) {
-        float v[3] = {0};
-        for (uint64_t row = 0; row < 3; row++)
-            put_number(r, source, 9 * window + 3 * row + column, (uint8_t *)(v + row));
-        double a = y[0] * (double)v[0], b = y[1] * (double)v[1], c = y[2] * (double)v[2];
-        down[column] = (a + b) + c;
+    float v[9] = {0};
+    if (r->becomes == AS_BITS)
+        memcpy(v, source + sizeof v * window, sizeof v);
+    else
+        for (uint64_t i = 0; i < 9; i++) put_number(r, source, 9 * window + i, (uint8_t *)(v + i));
+    for (int i = 0; i < 3; i++) {
+        double a = y[0] * (double)v[i], b = y[1] * (double)v[i + 3], c = y[2] * (double)v[i + 6];
+        down[i] = (a + b) + c;
     }
     double a = down[0] * x[0], b = down[1] * x[1], c = down[2] * x[2];
     float value = (float)((a + b) + c);

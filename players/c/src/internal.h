@@ -298,7 +298,7 @@ struct network {
     cml_buffer *spaces[SPACES], *uniforms; /* uniforms: the parameters of all steps */
     cml_buffer *ranges;       /* the workgroups of every whole step, then of PARTS parts of steps */
     uint32_t parts;           /* of steps, in this frame */
-    uint32_t bound;           /* steps that have their bindings */
+    uint32_t compiled, bound; /* steps that have their pipeline, and those with bindings */
     cml_pipeline **pipelines; /* by kernel */
     cml_bindings **bindings;  /* by step */
     cml_scope *scope;

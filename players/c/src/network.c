@@ -387,13 +387,14 @@ cml_status cml__build_net(network *n, double ms, uint64_t bytes, uint32_t groups
     double end = now_of(n->scheduler) + ms;
     TRY(refusal_of(n, n));
     if (n->is_ready) return CML_OK;
+    for (; n->compiled < n->step_count; n->compiled++) { /* on other threads, beside the uploads */
+        uint32_t kernel = n->p.steps[n->compiled].kernel;
+        if (n->pipelines[kernel] != NULL) continue;
+        TRY(build_kernel(n, kernel));
+        if (now_of(n->scheduler) >= end) return CML_PENDING;
+    }
     if (!upload(n, bytes, end)) return CML_PENDING;
     for (; n->bound < n->step_count; n->bound++) {
-        uint32_t kernel = n->p.steps[n->bound].kernel;
-        if (n->pipelines[kernel] == NULL) {
-            TRY(build_kernel(n, kernel));
-            if (now_of(n->scheduler) >= end) return CML_PENDING;
-        }
         if (groups-- == 0) return CML_PENDING;
         TRY(bind_step(n, n->bound));
     }

@@ -23,15 +23,16 @@ static void sha_block(uint32_t state[8], const uint8_t *p) {
                (rotate_right(b, 17) ^ rotate_right(b, 19) ^ b >> 10);
     }
     memcpy(v, state, sizeof v);
-    for (int i = 0; i < 64; i++) {
-        uint32_t e = v[4], a = v[0];
-        uint32_t x = v[7] + (rotate_right(e, 6) ^ rotate_right(e, 11) ^ rotate_right(e, 25)) +
-                     ((e & v[5]) ^ (~e & v[6])) + sha_k[i] + w[i];
-        uint32_t y = (rotate_right(a, 2) ^ rotate_right(a, 13) ^ rotate_right(a, 22)) +
-                     ((a & v[1]) ^ (a & v[2]) ^ (v[1] & v[2]));
-        memmove(v + 1, v, 7 * sizeof v[0]);
-        v[4] += x;
-        v[0] = x + y;
+    for (unsigned i = 0; i < 64; i++) {
+#define V(n) v[((n) - i) % 8]
+        uint32_t x = V(7) +
+                     (rotate_right(V(4), 6) ^ rotate_right(V(4), 11) ^ rotate_right(V(4), 25)) +
+                     ((V(4) & V(5)) ^ (~V(4) & V(6))) + sha_k[i] + w[i];
+        uint32_t y = (rotate_right(V(0), 2) ^ rotate_right(V(0), 13) ^ rotate_right(V(0), 22)) +
+                     ((V(0) & V(1)) ^ (V(0) & V(2)) ^ (V(1) & V(2)));
+        V(3) += x;
+        V(7) = x + y;
+#undef V
     }
     for (int i = 0; i < 8; i++) state[i] += v[i];
 }
