@@ -15,6 +15,7 @@ from PIL import Image
 
 import cml_engine as cml
 from benchmarks.contenders import Array, Workload
+from benchmarks.ncnn_files import write_ncnn
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.graph import Graph
@@ -60,10 +61,11 @@ def _stylegan2(workload: Workload) -> None:
 
 
 def _agent(name: str, workload: Workload) -> None:
-    """Writes the demo's trained network ``name`` with generated inputs."""
+    """Writes the demo's trained network ``name`` with generated inputs, and ncnn's files of it."""
     graph = cml.load(AGENTS / f"{name}.nnef")
     inputs = {name: _landscape(name, graph.facts[name].shape) for name in graph.inputs}
     _write_graph(graph, inputs, workload)
+    write_ncnn(graph, workload.param, workload.weights)
 
 
 def _write_graph(graph: Graph, inputs: Mapping[str, Array], workload: Workload) -> None:

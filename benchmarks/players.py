@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.players`` builds ``players/c/tools/play.c`` for both APIs with CMake, and
 prints a table: loading, a run on the host's clock, and the peak of the process's memory, of each
-network; and the CPU time of encoding a frame of 200 dispatches. ncnn reads only ``upres64`` of
-these networks, and its memory is what it adds to that of Python.
+network; and the CPU time of encoding a frame of 200 dispatches. ncnn's memory is what it adds to
+that of Python.
 """
 
 from __future__ import annotations
@@ -165,7 +165,9 @@ def table(found: Mapping[str, Mapping[str, Figures]], encoded: Mapping[str, floa
     for name, by_title in found.items():
         for key, unit in units.items():
             values = [getattr(by_title[title], key) for title in titles]
-            cells = [f"{statistics.median(v):.1f} ({min(v):.1f})" if v else "" for v in values]
+            cells = [
+                f"{statistics.median(v):.1f} ({min(v):.1f})" if v else "cannot load" for v in values
+            ]
             rows.append(f"| {name} | {unit} | {' | '.join(cells)} |")
     cells = [f"{encoded[title]:.0f}" if title in encoded else "" for title in titles]
     unit = "encoding and submitting a frame, µs of CPU"

@@ -70,19 +70,11 @@ _NEVER = -1e4
 _RELU, _LEAKY, _RELU6 = " 9=1", " 9=2 -23310=1,0.2", " 9=3 -23310=2,0.0,6.0"
 
 
-class RandomNetwork:
-    """A network under construction, with one input ``data`` of ``shape``.
+class NcnnNetwork:
+    """The layers of a network for ncnn's files. A layer has the name of its one output."""
 
-    Each method adds layers and returns the name of their result; its arguments name the results
-    that these layers read. A layer has the name of its one output.
-    """
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape = shape
+    def __init__(self) -> None:
         self._layers: list[_Layer] = []
-        self._random = np.random.default_rng(1)
-        self._channels = {"data": shape[1]}
-        self.layer("Input", (), "data", extents(shape))
 
     def layer(
         self,
@@ -121,6 +113,21 @@ class RandomNetwork:
         head = f"{_MAGIC}\n{len(lines)} {tensors}\n"
         write_atomically(param, head + "\n".join(lines) + "\n")
         write_atomically(weights, b"".join(layer.weights for layer in self._layers))
+
+
+class RandomNetwork(NcnnNetwork):
+    """A network under construction, with one input ``data`` of ``shape``.
+
+    Each method adds layers and returns the name of their result; its arguments name the results
+    that these layers read.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.shape = shape
+        self._random = np.random.default_rng(1)
+        self._channels = {"data": shape[1]}
+        self.layer("Input", (), "data", extents(shape))
 
     def values(self, shape: tuple[int, ...], deviation: float) -> Array:
         normal: Array = self._random.standard_normal(shape).astype(np.float32)

@@ -38,5 +38,5 @@ def test_players_are_compared_by_medians_and_the_least():
     vulkan = players.Figures([2.0, 4.0, 3.0], [1.0], [100.0])
     figures = {"Vulkan": vulkan, "wgpu-native": vulkan, players.NCNN: players.Figures()}
     rows = players.table({"net": figures}, {"Vulkan": 90.4, "wgpu-native": 500.0}).splitlines()
-    assert rows[2] == "| net | loading, ms | 3.0 (2.0) | 3.0 (2.0) |  |"
+    assert rows[2] == "| net | loading, ms | 3.0 (2.0) | 3.0 (2.0) | cannot load |"
     assert rows[-1].endswith("| 90 | 500 |  |") and len(rows) == 6
