@@ -220,9 +220,10 @@ class Importer:
             raise ModelError(f"graphs nest more than {MAX_DEPTH} deep")
         chain = (*scope.chain, "")
         inner = GraphScope(values, scope.opsets, scope, f"{base}_{prefix}", chain)
-        results = self.body(graph, inner)
-        self.emit.at(source, base)
-        return results
+        try:
+            return self.body(graph, inner)
+        finally:
+            self.emit.at(source, base)
 
     def _initializer(self, name: str, tensor: OnnxTensor) -> Value:
         """Returns an initializer's value.

@@ -93,3 +93,20 @@ def test_mismatched_constants_are_refused(rates, given, said, refused):
 def test_constants_of_other_formats_are_refused(tmp_path):
     with pytest.raises(cml.InputError, match="constants cannot be given for NNEF"):
         cml.load(cml.nnef.MemoryModel("version 1.0;\n"), constants={"x": np.zeros(1)})
+
+
+def test_a_branch_that_cannot_be_imported_names_the_constants_of_its_condition(rng):
+    """The case of a network for two rates of sound, of which one branch fits the given shape."""
+    fits = subgraph("z = Neg(x)", "", "z: [1, 4]")
+    lstm = subgraph("z = LSTM(x, w, w, hidden_size=1)", "", "z: [1, 4]")
+    nodes = ["same = Equal(rate, wide)", node("y = If(same)", then_branch=fits, else_branch=lstm)]
+    known = {"wide": np.array([16000]), "w": np.zeros((1, 4, 4), np.float32)}
+    network = model(nodes, "x: [1, 4], rate: int64[1]", weights=known).SerializeToString()
+    with pytest.raises(cml.errors.NeedsConstant) as refused:
+        cml.load(network)
+    assert refused.value.inputs == ("rate",)
+    message = str(refused.value)
+    assert "If 'y': the condition must be known" in message
+    assert "LSTM 'z': its input is float32[1,4], wanted 3 axes" in message
+    graph = cml.load(network, constants={"rate": np.array([16000])})
+    assert cml.Session(graph, "cpu").run({"x": np.ones((1, 4), np.float32)})["y"].sum() == -4

@@ -10,7 +10,14 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from tests.fixtures.onnx_models import agrees_with_runtime, node
+import cml_engine as cml
+from tests.fixtures.onnx_models import (
+    agrees_with_runtime,
+    load,
+    model,
+    node,
+    run_onnx,
+)
 
 #: opsets and nodes by the shape of x
 FORMS = {
@@ -92,3 +99,21 @@ def test_form(rng, shape, opset, text):
     weights = shared_weights(rng)
     x = (2 * rng.standard_normal(shape)).astype(np.float32)
     agrees_with_runtime(node(text), x, weights, opset)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+def test_lengths_computed_at_run_time(rng, op, direction, backend):
+    weights = shared_weights(rng)
+    suffix = {"LSTM": "", "GRU": "g", "RNN": "r"}[op]
+    count = 2 if direction == "bidirectional" else 1
+    known = {f"{n}{suffix}": weights[f"{n}{suffix}"][:count] for n in "WRB"}
+    call = f"y, z = {op}(x, {', '.join(known)}, n, hidden_size=2, direction='{direction}')"
+    network = model([call], "x: [5, 3, 4], n: int32[3]", "y, z", known)
+    session = cml.Session(load(network), backend)
+    x = rng.standard_normal((5, 3, 4), np.float32)
+    for lengths in ([5, 2, 1], [0, 5, 4], [5, 5, 5]):
+        inputs = {"x": x, "n": np.int32(lengths)}
+        found = session.run(inputs)
+        for name, expected in run_onnx(network.SerializeToString(), inputs).items():
+            np.testing.assert_allclose(found[name], expected, rtol=1e-4, atol=2e-5, err_msg=name)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.errors import ModelError, TensorFileError
 from cml_engine.formats.onnx.model import OnnxGraph
 from cml_engine.formats.onnx.op_schemas import (
     MICROSOFT,
@@ -51,9 +52,18 @@ def if_(
     if condition.array is not None:
         is_taken = bool(condition.array.reshape(-1)[0])
         return call.inner(then_branch if is_taken else else_branch, {}, "")
-    pairs = list(
-        zip(call.inner(then_branch, {}, "then_"), call.inner(else_branch, {}, "else_"), strict=True)
-    )
+    try:
+        branches = [
+            call.inner(branch, {}, f"{name}_")
+            for name, branch in (("then", then_branch), ("else", else_branch))
+        ]
+    except TensorFileError:
+        raise
+    except ModelError as error:
+        raise needs_constant(
+            condition, "the condition", f". One of its branches cannot be imported: {error}"
+        ) from error
+    pairs = list(zip(*branches, strict=True))
     for yes, no in pairs:
         is_sequence = isinstance(yes, SequenceValue) or isinstance(no, SequenceValue)
         if is_sequence or (yes.dtype, yes.shape) != (no.dtype, no.shape):
@@ -225,12 +235,13 @@ def _rows(value: Value, index: int) -> Value:
 
 
 def _steps(
-    cell: RecurrentCell, x: Value, state: State, lengths: list[int], is_reversed: bool, step: Step
-) -> tuple[Value, State]:
+    cell: RecurrentCell, x: Value, state: State, lengths: Value | None, is_reversed: bool,
+    step: Step,
+) -> tuple[Value, State]:  # fmt: skip
     """Adds all steps of one direction over ``x``, [length, batch, width], from ``state``.
 
-    ``lengths`` are those of the sequences of the batch. Returns every step's hidden state as
-    [length, 1, batch, size], and the last state.
+    ``lengths`` are those of the sequences of the batch, [batch]; None means the whole length.
+    Returns every step's hidden state as [length, 1, batch, size], and the last state.
     """
     length, batch, width = x.shape
     rows = cell.rounded(x.reshape([length * batch, width]))
@@ -239,8 +250,8 @@ def _steps(
     for t in range(length)[:: -1 if is_reversed else 1]:
         new_state = step(cell, projected.slice(0, t * batch, (t + 1) * batch), state)
         hidden = new_state[0]
-        if min(lengths) <= t:
-            is_within = Value.known(np.array([t < n for n in lengths]).reshape(batch, 1))
+        is_within = None if lengths is None else lengths.gt(t).reshape([batch, 1])
+        if is_within is not None and not (is_within.array is not None and is_within.array.all()):
             new_state = [is_within.select(a, b) for a, b in zip(new_state, state, strict=True)]
             hidden = is_within.select(hidden, 0.0)
         state = new_state
@@ -307,7 +318,7 @@ def _declare(
         weights: Value,
         recurrent: Value,
         bias: Value | None = None,
-        sequence_lengths: list[int] | None = None,
+        sequence_lengths: Value | None = None,
         initial: Value | None = None,
         initial_cell: Value | None = None,
         peepholes: Value | None = None,
@@ -320,6 +331,8 @@ def _declare(
         layout: bool = False,
         **more: Any,
     ) -> list[Value]:
+        if x.rank != 3:
+            raise InvalidNode(f"its input is {x}, wanted 3 axes")
         x = x.transpose([1, 0, 2]) if layout else x
         length, batch, _ = x.shape
         current_budget().check_nodes(length, "the operator")
@@ -352,8 +365,7 @@ def _declare(
             )
             state = [zeros((batch, size)) if v is None else _rows(v, d) for v in initial_states]
             is_reversed = direction == "reverse" or d == 1
-            lengths = sequence_lengths or [length] * batch
-            y, state = _steps(cell, x, state, lengths, is_reversed, step)
+            y, state = _steps(cell, x, state, sequence_lengths, is_reversed, step)
             outputs.append(y)
             states_by_direction.append(state)
         y = concat(outputs, 1)
@@ -382,7 +394,7 @@ def dynamic_quantize_lstm(
     weights: Value,
     recurrent: Value,
     bias: Value | None = None,
-    sequence_lengths: list[int] | None = None,
+    sequence_lengths: Value | None = None,
     initial: Value | None = None,
     initial_cell: Value | None = None,
     peepholes: Value | None = None,
