@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -42,6 +43,8 @@ from cml_engine.io.model_source import Bytes, ModelSource, SourceFile
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.registry import is_registered, load_families
+
+_log = logging.getLogger(__name__)
 
 
 def load_cooked(
@@ -213,12 +216,26 @@ class Artifact:
         as_cooked = plain and storage in ("float", self.storage)
         cooked_plan, reasons = choose(self.plans, limits, lambda plan: _lacking(plan, limits))
         if as_cooked and cooked_plan is not None:
+            self._log_choice(cooked_plan, limits, reasons)
             return cooked_plan.plan(self.name)  # type: ignore[return-value]
         if self.graph is None:
             raise self._stale(reasons or ["it was cooked for players, and has its plans only"])
         self._check_graph(self.graph)
         new_plan: Any = lower()
         return self.with_kernels(new_plan, strict=as_cooked, reasons=reasons)  # type: ignore[return-value]
+
+    def _log_choice(self, plan: CookedPlan, limits: Limits, reasons: list[str]) -> None:
+        """Logs the chosen plan, as a warning if it is slow on this device."""
+        unfit = f"; {'; '.join(reasons)}" if reasons else ""
+        if limits.software and not plan.needs.software:
+            _log.warning(
+                "'%s' runs by its plan '%s', which is made for hardware and many times slower on "
+                "a driver that runs shaders on the CPU%s. Cook the model with --devices "
+                "software-portable as well",
+                self.name, plan.profile, unfit,
+            )  # fmt: skip
+        else:
+            _log.info("'%s' runs by its plan '%s'%s", self.name, plan.profile, unfit)
 
     def with_kernels(
         self, plan: Plan, strict: bool = False, reasons: list[str] | None = None

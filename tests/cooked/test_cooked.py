@@ -163,15 +163,36 @@ def planned(cooked, limits, **more):
 def test_the_most_demanding_plan_that_fits_is_chosen(cooked):
     large = Limits(32, 32, 1 << 30, 1 << 31, max_storage_buffers=16)
     steps = {p.profile: p.steps for p in cooked.cooked_form.plans}
-    assert list(steps) == ["discrete", "portable", "software"]
+    assert list(steps) == ["discrete", "portable", "software", "software-portable"]
     assert planned(cooked, large).steps == steps["discrete"]
     assert planned(cooked, Limits()).steps == steps["discrete"]  # the default limits suffice
     software = replace(large, software=True, subgroup_size=8)
     assert planned(cooked, software).steps == steps["software"]
-    assert (
-        planned(cooked, replace(software, storage_offset_alignment=256)).steps
-        != (steps["software"])
-    )
+    # llvmpipe with vectors of 128 bits, SwiftShader, and a driver without subgroups
+    swiftshader = Limits(256, 256, 1 << 30, 1 << 30, max_storage_buffers=10, software=True)
+    for other in (
+        replace(software, subgroup_size=4),
+        replace(swiftshader, subgroup_size=4),
+        replace(swiftshader, subgroup_size=8),
+        Limits(software=True),
+    ):
+        assert planned(cooked, other).steps == steps["software-portable"]
+
+
+def test_a_software_driver_that_gets_a_plan_for_hardware_is_told(model, cooked, caplog):
+    limits = Limits(software=True, subgroup_size=4)
+    caplog.set_level("INFO", "cml_engine.cooked.load")
+    planned(cooked, limits)
+    (record,) = caplog.records
+    assert record.levelname == "INFO"
+    assert "plan 'software-portable'; 'software': it needs" in record.message
+    caplog.clear()
+    planned(own(cook(model, ["portable", "software"])), limits)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    for words in ("plan 'portable', which is made for hardware", "; 'software': it needs",
+                  "--devices software-portable"):  # fmt: skip
+        assert words in record.message
 
 
 def test_where_no_plan_fits_the_graph_is_planned_by_the_files_kernels(model, gpu):

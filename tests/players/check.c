@@ -6,6 +6,9 @@
  *                           all of that must be refused
  *     check --sealed FILE   changes every byte and makes the hashes match: errors may come of it,
  *                           and nothing else
+ *     check --plans FILE    prints the profile that each device on standard input gets; a line has
+ *                           the alignment of offsets, the storage buffers, the lanes of a subgroup,
+ *                           and 1 if the device is a CPU
  *     check --values FILE   prints the SHA-256 of each plan's buffers
  *     check --wgsl FILE...  prints whether a shader compiler may have each kernel's text
  */
@@ -194,6 +197,27 @@ static int check_values(const uint8_t *data, size_t size) {
     return status != CML_OK;
 }
 
+/* ------------------------------------------------------------------ the choice of a plan */
+
+static int print_plans(const uint8_t *data, size_t size) {
+    cml_device_info info = {.buffer_bytes = 1 << 30,
+                            .binding_bytes = 1 << 27,
+                            .threads = 256,
+                            .shared_bytes = 16384,
+                            .groups_per_dimension = 65535,
+                            .takes_spirv = 1,
+                            .takes_wgsl = 1};
+    cml_needs needs;
+    cml_error error;
+    while (scanf("%u %u %u %d", &info.storage_alignment, &info.storage_buffers, &info.lanes,
+                 &info.is_software) == 4) {
+        info.uniform_alignment = info.storage_alignment;
+        cml_status status = cml_get_needs(&info, data, size, CML_TRUSTED, &needs, &error);
+        printf("%s\n", status == CML_OK ? needs.profile : error.text);
+    }
+    return 0;
+}
+
 int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "";
     size_t size = 0;
@@ -208,6 +232,7 @@ int main(int argc, char **argv) {
     }
     if (argc != 3) return code;
     uint8_t *data = read_whole(argv[2], &size);
+    if (strcmp(mode, "--plans") == 0) code = print_plans(data, size);
     if (strcmp(mode, "--values") == 0) code = check_values(data, size);
     if (strcmp(mode, "--flip") == 0) code = flip(data, size);
     if (strcmp(mode, "--sealed") == 0) code = check_sealed(data, size);

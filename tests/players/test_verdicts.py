@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.cooked import cook
+from cml_engine.cooked import PROFILES, cook
+from cml_engine.cooked.plan_section import choose
 from cml_engine.cooked.schema import (
     SECTION_ALIGNMENT,
     FileHeader,
@@ -24,6 +25,7 @@ from cml_engine.cooked.schema import (
     Text,
 )
 from cml_engine.gpu.shaders import compilers
+from cml_engine.ir.limits import Limits
 from cml_engine.scheduler.tools.commands import cooked_guesses
 from tests.fixtures.cooked import (
     BAD_CONSTANTS,
@@ -39,6 +41,7 @@ from tests.fixtures.cooked import (
     with_bad_constant,
 )
 from tests.fixtures.damage import damaged
+from tests.fixtures.graphs import Net
 from tests.fixtures.reader import READERS
 from tests.players.building import SANITIZED, build
 from tests.players.deno import deno_command, find_deno, run_deno
@@ -83,6 +86,18 @@ _BAD_FIELDS: dict[str, dict[tuple[int, str], Sequence[float]]] = {
         (40, "<I"): (24,), (48, "<I"): (8,), (56, "<Q"): (2**63,), (64, "<I"): (0, 2**31),
     },
 }  # fmt: skip
+
+
+#: the alignment of offsets, the storage buffers, the lanes of a subgroup, and 1 for a CPU
+_DEVICES = {
+    "a discrete GPU": (32, 16, 32, 0),
+    "the least that WebGPU guarantees": (256, 8, 0, 0),
+    "llvmpipe, 512 bits": (32, 32, 16, 1),
+    "llvmpipe, 256 bits": (32, 32, 8, 1),
+    "llvmpipe, 128 bits": (32, 32, 4, 1),
+    "llvmpipe without subgroups": (32, 32, 0, 1),
+    "SwiftShader": (256, 10, 4, 1),
+}
 
 
 @pytest.fixture(scope="module")
@@ -254,3 +269,27 @@ def test_changed_bytes_with_matching_hashes_are_safe(small):
     run = run_play(build("check.c", "-O1", *SANITIZED), "--sealed", small)
     assert run.returncode == 0, run.stdout + run.stderr
     assert int(run.stdout.split()[0]) > 1000, "refused"
+
+
+def test_players_choose_the_same_plan_for_every_device(tmp_path):
+    """Every driver that runs shaders on the CPU gets a plan that was made for such drivers."""
+    file = tmp_path / "net.cml"
+    net = Net(1, 16, 24, 24)
+    file.write_bytes(cook(net.graph(net.conv("x", 32)), player=True, golden=False))
+    plans = cml.load_cooked(file, trusted=True).cooked_form.plans
+    assert any(plan.needs.lanes for plan in plans)
+    chosen = []
+    for alignment, buffers, lanes, is_software in _DEVICES.values():
+        limits = Limits(
+            alignment, alignment, 1 << 27, 1 << 30, max_storage_buffers=buffers,
+            software=bool(is_software), subgroup_size=lanes,
+        )  # fmt: skip
+        plan, _ = choose(plans, limits, lambda plan: "")
+        assert plan is not None
+        assert plan.needs.software == is_software
+        chosen.append(plan.profile)
+    assert set(chosen) >= {*PROFILES} - {"portable"}
+    devices = "".join(f"{' '.join(map(str, device))}\n" for device in _DEVICES.values())
+    program = build("check.c", "-O1", *SANITIZED)
+    run = subprocess.run([program, "--plans", file], input=devices, capture_output=True, text=True)
+    assert run.stdout.split() == chosen, run.stderr

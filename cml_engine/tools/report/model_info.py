@@ -263,7 +263,7 @@ class ProfileInfo:
         needs = self.needs
         lanes = f", subgroups of {needs['lanes']} lanes" if needs["lanes"] else ""
         return (
-            f"  {self.profile:10s} {self.steps} steps of {self.kernels} kernels, "
+            f"  {self.profile:17s} {self.steps} steps of {self.kernels} kernels, "
             f"{self.gflop:.3f} GFLOP; arena {mib(self.arena_bytes)}, weights "
             f"{mib(self.weights_bytes + self.own_bytes)}; needs offsets of at most "
             f"{needs['storage_alignment']}, bindings of {mib(needs['binding_bytes'])}, "

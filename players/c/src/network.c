@@ -82,6 +82,11 @@ static cml_status choose_plan(const cml_device_info *device, file *f, plan *p, c
 static void log_choice(const network *n, const choice *chosen) {
     const cml_scheduler *s = n->scheduler;
     cml__log(s, CML_LOG_INFO, "the network has the profile '%.*s'", TEXT_ARGS(n->p.profile));
+    if (s->info.is_software && !n->p.row->needs.software)
+        cml__log(s, CML_LOG_WARNING,
+                 "the profile '%.*s' is made for hardware and many times slower on a driver that "
+                 "runs shaders on the CPU: cook the network for 'software-portable' as well",
+                 TEXT_ARGS(n->p.profile));
     if (chosen->why[0] == 0) return;
     cml_device_info could_be;
     memset(&could_be, 0, sizeof could_be);
