@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,14 @@ from benchmarks.hardware.networks import (
 from benchmarks.hardware.peer import NcnnCapture
 from benchmarks.hardware.radv import Radv, RadvError
 from benchmarks.hardware.table import write_table
-from benchmarks.models import load_network
+from benchmarks.models import AGENTS, load_network
 from cml_engine.gpu.shaders.hlsl import ShaderKey, compile_spirv
+from cml_engine.ir.graph import Graph
 
 _ERRORS = (RadvError, cml.CmlError)
 _CARDS = ("RX 6800", "RX Vega 64")
+#: the demo's integer networks, which compute with bytes
+_INTEGER = ("upres", "texture", "population")
 
 
 def compilers_of(cards: Sequence[Card], codes: Sequence[str]) -> list[tuple[Card, str, Compiler]]:
@@ -123,6 +126,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--peer", action="store_true", help="compile ncnn's kernels for the networks, and end"
     )
+    parser.add_argument(
+        "--integer", action="store_true", help="take the demo's integer networks instead"
+    )
     options = parser.parse_args(arguments)
     if options.write:
         try:
@@ -140,8 +146,7 @@ def main(arguments: Sequence[str]) -> int:
         raise SystemExit(f"error: {error}") from None
     before = _earlier(options)
     records, texts = [], []
-    for model in command.chosen_models(options):
-        graph, _ = load_network(model)
+    for model, graph in _networks(options):
         for profile in options.profiles:
             plan = plan_for(graph, profile)
             for card, code, compile in compilers:
@@ -156,6 +161,16 @@ def main(arguments: Sequence[str]) -> int:
                 print(texts[-1], end="\n\n", flush=True)
     command.write_results(options, {"machine": command.machine(), "networks": records}, texts)
     return 0
+
+
+def _networks(options: argparse.Namespace) -> Iterator[tuple[str, Graph]]:
+    """Yields the names and graphs of the requested networks."""
+    if options.integer:
+        for name in _INTEGER:
+            yield f"integer-{name}", cml.load(AGENTS / "integer" / f"{name}.nnef")
+        return
+    for name in command.chosen_models(options):
+        yield name, load_network(name)[0]
 
 
 def _earlier(options: argparse.Namespace) -> dict[tuple[str, ...], dict[str, Any]]:

@@ -39,12 +39,15 @@ def write_table() -> str:
     card = CARDS[_CARD]
     radv = Radv(card.family)
     kernels: dict[str, Any] = {}
-    code_of_product = []  # bytes of a window's code for a product of an input channel
+    # bytes of a window's code for a product of an input channel, or of four channels of bytes
+    code_of_product: dict[str, list[float]] = {"window": [], "dot4 window": []}
     for prefix, step in _steps():
         kernel = radv.compile(compile_spirv(step_key(step, {})))
         if prefix == "3x3 ":
             products = int(step.defines["ROWS"]) * int(step.defines["COLUMNS"]) * 9
-            code_of_product.append(kernel.code_bytes / products if products > 200 else 0)
+            if products > 200:
+                found = code_of_product[step.variant.partition(f" {step.defines['ROWS']}x")[0]]
+                found.append(kernel.code_bytes / products)
         busy, alone = kernel.listing.cycles_by_depth(card.latency(kernel.wave))
         kernels[_name(prefix, step)] = {
             "waves": kernel.waves,
@@ -61,7 +64,8 @@ def write_table() -> str:
             "launch": LAUNCH,
         },
         "limits": {
-            "window_products": int(_CODE_CACHE // max(code_of_product)),
+            "window_products": int(_CODE_CACHE // max(code_of_product["window"])),
+            "byte_window_products": int(_CODE_CACHE // max(code_of_product["dot4 window"])),
             "window_cells": (_REGISTERS - _OTHER_REGISTERS) // 8,
             "copy_groups": _COPY_WAVES * card.units * card.simds,
         },
@@ -94,6 +98,9 @@ def _steps() -> Iterator[tuple[str, Step]]:
 
 #: blocks of a turn of a convolution 1x1, and channels that have a whole number of them
 _POINTWISE = ((1, 20), (2, 40), (4, 64))
+_BYTE_POINTWISE = ((1, 20), (2, 40), (4, 80), (8, 128))
+#: inputs by which the networks of bytes are quantized
+_SAMPLES = 8
 #: the kernels of the table; others of the same operators copy
 _PATHS = (
     "conv/conv.hlsl",
@@ -135,6 +142,10 @@ def _networks() -> Iterator[tuple[str, tuple[str, ...], str, Graph]]:
         ("depthwise ", ("tile",), "conv", (c, 1, 3, 3), {"groups": 0, "stride": [2, 2]}),
         ("", ("depthwise",), "conv", (c, 1, 3, 3), {"groups": 0}),
         ("transposed ", ("tile",), "deconv", (c, c, 3, 3), {"stride": [2, 2]}),
+        ("", ("dot4 tile",), "conv", (c, c, 3, 3), {}),
+        ("3x3 ", ("dot4 window",), "conv", (c, c, 3, 3), {}),
+        *((f"1x1x{n} ", ("dot4 window",), "conv", (m, m, 1, 1), {}) for n, m in _BYTE_POINTWISE),
+        ("transposed ", ("dot4 tile",), "deconv", (c, c, 3, 3), {"stride": [2, 2]}),
     ]
     for prefix, variants, op, shape, attrs in layers:
         c, size = shape[0], "x".join(map(str, shape[2:]))
@@ -142,12 +153,11 @@ def _networks() -> Iterator[tuple[str, tuple[str, ...], str, Graph]]:
         x: Any = builder.input("x", [1, c, 64, 64])
         x = builder.conv(x, weights(c, c, 1, 1))
         x = getattr(builder, op)(x, weights(*shape), weights(1, c), **attrs)
-        yield (
-            prefix,
-            variants,
-            f"{op} {size}",
-            builder.graph(y=builder.conv(x, weights(c, c, 1, 1))),
-        )
+        graph = builder.graph(y=builder.conv(x, weights(c, c, 1, 1)))
+        if variants[0].startswith("dot4"):
+            samples = [{"x": weights(1, c, 64, 64)} for _ in range(_SAMPLES)]
+            graph, _ = cml.quantize(graph, samples, sixteen=[])
+        yield prefix, variants, f"{op} {size}", graph
     builder = cml.GraphBuilder("product")
     x = builder.input("x", [256, 256])
     yield "matmul ", ("tile",), "matmul", builder.graph(y=builder.matmul(x, weights(256, 256)))

@@ -40,17 +40,18 @@ NUMBER channel_at(uint index, uint channel) {
 #endif
 }
 
-CML_BLOCK load_block(uint index, uint block) {
+#define CELL CML_BLOCK
+CELL load_block(uint index, uint block) {
     return CML_BLOCK(channel_at(index, 4 * block), channel_at(index, 4 * block + 1),
                      channel_at(index, 4 * block + 2), channel_at(index, 4 * block + 3));
 }
 #else
-CML_BLOCK load_block(uint index, uint block) {
-    return CML_BLOCK(LOADED(T0[index + block * block_volume]));
-}
+// as it is stored: to convert it is to wait for it
+#define CELL T0_TYPE
+CELL load_block(uint index, uint block) { return T0[index + block * block_volume]; }
 #endif
 
-CML_BLOCK load_cell(int row, int column, uint block) {
+CELL load_cell(int row, int column, uint block) {
 #if INSIDE
     return load_block(first_input + uint(row_from[row] + column_from[column]), block);
 #else
@@ -59,7 +60,12 @@ CML_BLOCK load_cell(int row, int column, uint block) {
 #endif
 }
 
-CML_BLOCK with_border(CML_BLOCK value, int row, int column) {
+CML_BLOCK with_border(CELL cell, int row, int column) {
+#if PLAIN
+    CML_BLOCK value = cell;
+#else
+    CML_BLOCK value = CML_BLOCK(LOADED(cell));
+#endif
 #if !INSIDE
     value = min(row_from[row], column_from[column]) >= 0 ? value : CML_BLOCK(0);
 #endif
@@ -90,7 +96,7 @@ void find_inputs(int y, int x) {
 }
 
 // the inputs of a turn
-static CML_BLOCK cells[BLOCKS * CELLS];
+static CELL cells[BLOCKS * CELLS];
 
 void load_cells(uint block) {
     {CML_UNROLL(int, i, BLOCKS * CELLS) {

@@ -5,6 +5,7 @@ This holds for every kernel variant and for any partition of the work.
 
 import contextlib
 import re
+from itertools import product
 
 import numpy as np
 import pytest
@@ -86,35 +87,51 @@ def test_products_of_bytes_at_their_extremes(signed, gpu):
     assert len(picks) == 1
 
 
-#: filters and attributes of convolutions of 32 channels
+#: filters and attributes of convolutions of 32 channels, or 64
 WINDOWS = {
     "border": ((10, 32, 3, 2), {"padding": [(1, 1), (0, 1)], "stride": [2, 1]}),
     "inside": ((10, 32, 2, 3), {"padding": [(0, 0), (0, 0)], "dilation": [2, 1]}),
     "groups": ((8, 16, 3, 3), {"padding": [(1, 1), (1, 1)], "groups": 2}),
-    "1x1": ((10, 32, 1, 1), {"padding": [(0, 0), (0, 0)]}),
+    "1x1": ((10, 64, 1, 1), {"padding": [(0, 0), (0, 0)]}),
 }
+#: tiles of windows of bytes, and of filters of 16 bits
+TILES = (
+    "dot4 window 4x1 by 64",
+    "dot4 window 4x1 by 64 in 2 parts",
+    "window 4x1 by 64 in 2 parts",
+)
 
 
-@pytest.mark.parametrize("parts", ["", " in 2 parts"])
-@pytest.mark.parametrize("signed", [True, False])
-@pytest.mark.parametrize("window", WINDOWS)
-def test_windows_of_bytes_at_their_extremes(window, signed, parts, gpu):
+@pytest.mark.parametrize(
+    ("window", "signed", "tile"),
+    [
+        *product(WINDOWS, (True, False), TILES),
+        ("border", False, "dot4 window 8x2 by 64"),
+        ("1x1", False, "dot4 window 16x1 by 64"),
+        ("1x1", True, "window 8x2 by 64"),
+    ],
+)
+def test_windows_of_bytes_at_their_extremes(window, signed, tile, gpu, set_limits):
+    set_limits(software=False)  # a software driver has the smallest tile alone
     rng = np.random.default_rng(signed)
     shape, attrs = WINDOWS[window]
+    bits = 8 if tile.startswith("dot4") else 16
+    largest = 2 ** (bits - 1) - 1
     net = IntegerNet()
     x = net.input("x", (2, 4, 7, 9), STEP, signed=signed)
     zero = net.weight("zero", 0.0, None)
-    first = net.weight("first", rng.integers(-127, 128, (32, 4, 1, 1)), 0.001)
+    channels = shape[1] * attrs.get("groups", 1)
+    first = net.weight("first", rng.integers(-127, 128, (channels, 4, 1, 1)), 0.001)
     y = net.op("conv", x, first, zero, to=line(STEP, signed=signed))
-    filter = net.weight("filter", rng.choice([-127, 127], shape), 0.001)
+    filter = net.weight("filter", rng.choice([-largest, largest], shape), 0.1 / largest, bits)
     y = net.op("conv", y, filter, zero, to=line(STEP, 16), **attrs)
     graph = net.graph(y)
     words = random_words(rng, (2, 4, 7, 9), signed=signed)
     inputs = {"x": (words * STEP).astype(np.float32)}
     (expected,) = cml.Session(graph, "cpu").run(inputs).values()
     assert len(np.unique(expected)) > 9
-    got, picks = forced(graph, inputs, gpu, f"dot4 window 4x1 by 64{parts}")
-    assert picks
+    got, picks = forced(graph, inputs, gpu, tile)
+    assert any(f">{shape[0]}" in key for key in picks)
     assert_array_equal(*got.values(), expected)
 
 

@@ -38,10 +38,12 @@ class KernelLimits:
 
     ``window_products`` are those of an input channel whose code fits the instruction cache, and
     ``window_cells`` the inputs of a turn that fit the registers, both of ``conv_window.hlsl``.
+    ``byte_window_products`` are those of four channels of bytes, which are one operation.
     ``copy_groups`` workgroups fill the card with copies.
     """
 
     window_products: int
+    byte_window_products: int
     window_cells: int
     copy_groups: int
 

@@ -77,14 +77,23 @@ def test_large_tiles_spend_most_instructions_on_products():
 
 def test_the_table_has_every_tile_that_the_rules_compare():
     kernels = hardware_table().kernels
-    direct = [f"{kind}tile {r}x{c} by 64" for kind in ("", "transposed ") for r, c in conv._TILES]
+    direct = [
+        f"{kind}{numbers}tile {r}x{c} by 64"
+        for kind in ("", "transposed ")
+        for numbers in ("", "dot4 ")
+        for r, c in conv._TILES
+    ]
     by_channel = [f"depthwise tile {r}x{c} by 64" for r, c in conv._DEPTHWISE_TILES]
     near = [f"depthwise {r}x{c} by 64" for r, c in depthwise._TILES]
     stages = [f"winograd {r}x{c} by 64" for r, c in winograd._TILES]
     windows = [
-        f"{kind} window {ConvTile(r, c, 64, parts)}"
-        for kind in ("3x3", "1x1x1", "1x1x2", "1x1x4")
-        for r, c in conv_window._TILES
+        f"{kind} {numbers}window {ConvTile(r, c, 64, parts)}"
+        for numbers, blocks, sizes in (
+            ("", conv_window._BLOCKS, conv_window._TILES),
+            ("dot4 ", conv_window._BYTE_BLOCKS, conv_window._BYTE_TILES),
+        )
+        for kind in ("3x3", *(f"1x1x{n}" for n in blocks))
+        for r, c in sizes
         for parts in conv_window._PARTS
         if (parts - 1) * r * c <= conv_window._MOST_SHARED
     ]

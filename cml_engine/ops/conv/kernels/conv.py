@@ -79,6 +79,7 @@ def direct_seconds(conv: Conv, tile: ConvTile) -> float:
     # a phase of a deconv meets every up-th tap
     turns = [*outer, line / prod(params["up"])]
     kind = "depthwise " if is_depthwise(conv) else "transposed " if conv.transposed else ""
+    kind += "dot4 " if conv.dot4 else ""
     if not is_depthwise(conv):
         # TURN of conv.hlsl: the first block stands before the loop, whose turns are one or two
         turns.append(max(params["band"] - 1, 0) // (1 if tile.columns > 2 else 2))
@@ -238,6 +239,11 @@ CONV.add(
 _SOFTWARE_COLUMNS = 8
 
 
+def as_bytes(conv: Conv) -> Conv:
+    """Returns the node for a kernel that multiplies four bytes by four at once."""
+    return replace(conv, dot4=True)
+
+
 def is_dot4_possible(conv: Conv) -> bool:
     """Returns True for an integer conv of 8-bit inputs and constant 8-bit weights.
 
@@ -252,11 +258,11 @@ def is_dot4_possible(conv: Conv) -> bool:
 
 
 def _default_dot4_tile(conv: Conv) -> ConvTile:
-    """Returns the default tile of floats; on a software driver with more columns.
+    """Returns the default tile; on a software driver that of floats with more columns.
 
     More positions then share a weight.
     """
-    found = default_tile(conv)
+    found = default_tile(as_bytes(conv))
     return replace(found, columns=_SOFTWARE_COLUMNS) if conv.op.limits.software else found
 
 
@@ -265,12 +271,12 @@ CONV.add(
         name="dot4 tile",
         about="register tiles of bytes, four products at once",
         kernel=KERNEL,
-        lower=lambda conv, size: _lower_tile(replace(conv, dot4=True), size),
+        lower=lambda conv, size: _lower_tile(as_bytes(conv), size),
         default_tile=_default_dot4_tile,
         is_possible=is_dot4_possible,
         # on a software driver if the row tiles of floats are not possible
         is_faster=lambda conv: not conv.op.limits.software or not rows_are_possible(conv),
         before=("row tile", "tile"),
-        tiles=tiles,
+        tiles=lambda conv: tiles(as_bytes(conv)),
     )
 )

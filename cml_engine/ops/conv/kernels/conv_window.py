@@ -13,8 +13,8 @@ from math import inf, prod
 from typing import Any
 
 from cml_engine.ops.conv.cases import conv_case
+from cml_engine.ops.conv.kernels.conv import as_bytes, direct_seconds
 from cml_engine.ops.conv.kernels.conv import default_tile as default_direct_tile
-from cml_engine.ops.conv.kernels.conv import direct_seconds
 from cml_engine.ops.conv.kernels.conv import is_dot4_possible as can_use_dot4
 from cml_engine.ops.conv.kernels.conv_pack import (
     block_format,
@@ -37,25 +37,32 @@ from cml_engine.ops.declaration.spec import Defines, Dispatch, engine_kernel
 from cml_engine.ops.declaration.variant import KernelVariant
 
 _TILES = ((4, 1), (8, 1), (16, 1), (4, 2), (8, 2), (16, 2), (4, 4), (8, 4))
+#: those of bytes, whose inputs take a fourth of the registers
+_BYTE_TILES = (*_TILES, (16, 4), (32, 1), (32, 2))
 #: parts of a sum for waves of their own, and the most registers of the groupshared sums of a lane:
 #: 16 KB for the 64 lanes of the other parts
 _PARTS, _MOST_SHARED = (1, 2, 4), 64
 #: what the time of several parts counts for: a wave of each computes the same addresses
 _COST = 1.05
-#: the taps of the table's kernel, and the blocks of a turn where there is one tap
-_TABLE_TAPS, _BLOCKS = 9, (4, 2, 1)
+#: the taps of the table's kernel
+_TABLE_TAPS = 9
+#: blocks of a turn where there is one tap, of floats and of bytes
+_BLOCKS, _BYTE_BLOCKS = (4, 2, 1), (8, 4, 2, 1)
 
 
 def is_possible(conv: Conv) -> bool:
-    """Returns True for a conv of two axes or one, with few taps and a constant filter of floats."""
-    if conv.op.attrs.get("exact") or not conv.constant or is_depthwise(conv):
+    """Returns True for a conv of two axes or one, with few taps and a constant filter; in an
+    integer network the input must be in blocks."""
+    if not conv.constant or is_depthwise(conv):
+        return False
+    if conv.op.attrs.get("exact") and _is_plain(conv):
         return False
     return _is_small(conv)
 
 
 def is_dot4_possible(conv: Conv) -> bool:
     """Returns True for a conv with few taps, 8-bit inputs in blocks and an 8-bit filter."""
-    return can_use_dot4(conv) and not _is_plain(conv) and _is_small(conv)
+    return can_use_dot4(conv) and not _is_plain(conv) and _is_small(as_bytes(conv))
 
 
 def _is_small(conv: Conv) -> bool:
@@ -79,11 +86,14 @@ def tiles(conv: Conv) -> list[ConvTile]:
 
 def _fitting_tiles(conv: Conv) -> list[ConvTile]:
     """Returns the tiles whose code and inputs are small enough."""
-    found, most = [], hardware_table().limits
-    for rows, columns in _TILES:
+    found, limits = [], hardware_table().limits
+    most = limits.byte_window_products if conv.dot4 else limits.window_products
+    # an input is a register if it is four bytes, else four
+    cells = limits.window_cells * (4 if conv.dot4 else 1)
+    for rows, columns in _BYTE_TILES if conv.dot4 else _TILES:
         tile = ConvTile(rows, columns, GROUP)
         products = rows * columns * conv.shape.taps * _blocks(conv, tile)
-        few = products <= most.window_products and _cells(conv, tile) <= most.window_cells
+        few = products <= most and _cells(conv, tile) <= cells
         is_kept = keeps_order(conv, rows) and block_format(conv, rows) is None
         if few and is_kept and rows < 2 * max(conv.shape.out_channels, 4):
             found += [replace(tile, parts=n) for n in _PARTS if _may_divide(conv, tile, n)]
@@ -104,7 +114,8 @@ def _blocks(conv: Conv, tile: ConvTile) -> int:
     """Returns the blocks of inputs of a turn."""
     if conv.shape.taps > 1:
         return 1
-    return next(n for n in _BLOCKS if band_of(conv, tile.rows) % n == 0)
+    blocks = _BYTE_BLOCKS if conv.dot4 else _BLOCKS
+    return next(n for n in blocks if band_of(conv, tile.rows) % n == 0)
 
 
 def _cells(conv: Conv, tile: ConvTile) -> int:
@@ -120,7 +131,8 @@ def seconds(conv: Conv, tile: ConvTile) -> float:
     # the first turn stands before the loop
     turns = max(-(-_turns(conv, tile) // tile.parts) * scale - 1, 0)
     nest = [turns] if tile.parts == 1 else [1.0, turns]
-    return hardware_table().seconds(f"{kind} window {tile}", groups * tile.parts, nest)
+    name = f"{kind} {'dot4 ' if conv.dot4 else ''}window {tile}"
+    return hardware_table().seconds(name, groups * tile.parts, nest)
 
 
 def default_tile(conv: Conv) -> ConvTile:
@@ -137,9 +149,10 @@ def is_faster(conv: Conv) -> bool:
 
 
 def _is_dot4_faster(conv: Conv) -> bool:
-    """Returns True on hardware if the model of floats says so, whose loads are as many."""
+    """Returns True on hardware if the model says so."""
     if conv.op.limits.software:
         return False
+    conv = as_bytes(conv)
     return seconds(conv, default_tile(conv)) < direct_seconds(conv, default_direct_tile(conv))
 
 
@@ -236,11 +249,11 @@ CONV.add(
         name="dot4 window",
         about="a small window of bytes, all of whose inputs are loaded a turn ahead",
         kernel=engine_kernel("conv/conv_window.hlsl", PARAMS, group=GROUP),
-        lower=lambda conv, tile: _lower(replace(conv, dot4=True), tile),
-        default_tile=default_tile,
+        lower=lambda conv, tile: _lower(as_bytes(conv), tile),
+        default_tile=lambda conv: default_tile(as_bytes(conv)),
         is_possible=is_dot4_possible,
         is_faster=_is_dot4_faster,
         before=("dot4 tile", "row tile", "tile"),
-        tiles=tiles,
+        tiles=lambda conv: tiles(as_bytes(conv)),
     )
 )
