@@ -66,6 +66,7 @@ const ARRAYS = { scalar: Float32Array, integer: Int32Array, logical: Uint32Array
 }
 /** The core's memory, until it grows. */ const heap = () => /** @type {ArrayBuffer} */ (memory.buffer);
 /** @param {number} at @param {number} length */ const bytesAt = (at, length) => new Uint8Array(heap(), at, length);
+/** @param {number} at @param {number} length */ const wordsAt = (at, length) => new Uint32Array(heap(), at, length);
 /** @param {number} at @param {number} length */ const doublesAt = (at, length) => new Float64Array(heap(), at, length);
 /** Returns what the last call has left. @param {number} count */ const results = (count) => doublesAt(resultsAt, count);
 /** @param {number} at @param {number} length */ const textAt = (at, length) => new TextDecoder().decode(bytesAt(at, length));
@@ -151,27 +152,39 @@ const guarded = (call) => (/** @type {any[]} */ ...words) => {
 /** Records an error, of which a scope keeps the first one. @param {Scope} scope @param {ErrorCode} code @param {string} message */
 function fail(scope, code, message) { scope.error ??= new CmlError(code, message); }
 
-/** @type {Record<string, (...words: any[]) => any>} by the names in core.c */
+/** Functions of the names in core.c, whose numbers of 64 bits are BigInts. @type {Record<string, (...words: any[]) => any>} */
 const imports = {
   now: () => performance.now(),
   log: Math.log,
   log2: Math.log2,
   exp: Math.exp,
   pow: Math.pow,
+  /** Writes a cml_device_info. */
+  get_info(device, couldBe, at) {
+    if (couldBe) return 0;
+    const { gpu: { limits, features, adapterInfo }, name, software, timed } = objects[device];
+    const [buffer, binding, ...others] = LIMIT_NAMES.map((limit) => limits[limit]);
+    bytesAt(at, 332).fill(0).set(new TextEncoder().encode(name).subarray(0, 255));
+    new BigUint64Array(heap(), at + 256, 2).set([BigInt(buffer), BigInt(binding)]);
+    wordsAt(at + 272, 7).set([...others, (features.has("subgroups") && adapterInfo?.subgroupMinSize) || 0]);
+    doublesAt(at + 304, 1)[0] = timed ? 1e-6 : 0;
+    wordsAt(at + 312, 5).set([features.has("shader-f16"), 0, 1, software, software]);
+    return 1;
+  },
   create_scope: () => keep({ pending: 0, error: null, outputUsage: 0 }),
-  poll_scope(handle, text, room) {
+  poll_scope(_, handle, text, room) {
     /** @type {Scope} */ const { error, pending } = objects[handle];
     if (!error) return pending ? PENDING : OK;
     if (room) bytesAt(text, room).fill(0).set(new TextEncoder().encode(error.message).subarray(0, room - 1));
     return ERROR_DEVICE;
   },
-  release(handle) {
+  release(_, handle) {
     const object = objects[handle];
     if (object.owned) object.buffer.destroy();
     drop(handle);
   },
-  create_buffer(device, scope, usage, size) {
-    const { gpu } = objects[device], u = GPUBufferUsage;
+  create_buffer(device, scope, usage, bytes) {
+    const { gpu } = objects[device], u = GPUBufferUsage, size = Number(bytes);
     const usages = [
       u.STORAGE | u.COPY_SRC | u.COPY_DST | objects[scope].outputUsage, u.UNIFORM | u.COPY_DST,
       u.COPY_SRC | u.COPY_DST | (gpu.features.has("timestamp-query") ? u.QUERY_RESOLVE : 0), u.MAP_READ | u.COPY_DST,
@@ -180,20 +193,21 @@ const imports = {
     const buffer = objects[device].check(objects[scope], "DeviceError", `no memory for ${size} bytes`, create);
     return buffer ? keep({ buffer, device: objects[device], owned: true, mapping: null, state: 0, data: 0 }) : 0;
   },
-  adopt_buffer(handle, size) {
+  adopt_buffer(_, handle, __, size) {
     const buffer = objects[handle];
-    doublesAt(size, 1)[0] = buffer.size;
+    new BigUint64Array(heap(), size, 1)[0] = BigInt(buffer.size);
     return keep({ buffer, owned: false });
   },
-  write_buffer(device, to, at, data, size) { objects[device].gpu.queue.writeBuffer(objects[to].buffer, at, heap(), data, size); },
-  create_pipeline(device, scope, label, length, code, size, tensors, paramsBytes) {
+  write_buffer(device, _, to, at, data, size) { objects[device].gpu.queue.writeBuffer(objects[to].buffer, Number(at), heap(), data, Number(size)); },
+  create_pipeline(device, scope, kernel) {
+    const [label, length, _, code, size, tensors, paramsBytes] = wordsAt(kernel, 7);
     return keep(objects[device].pipeline(objects[scope], textAt(label, length), textAt(code, size), tensors, paramsBytes));
   },
   create_bindings(device, scope, pipeline, ranges, count) {
-    const numbers = doublesAt(ranges, 3 * count);
-    const entries = Array.from({ length: count }, (_, i) => (
-      { binding: i, resource: { buffer: objects[numbers[3 * i]].buffer, offset: numbers[3 * i + 1], size: numbers[3 * i + 2] } }
-    ));
+    const entries = Array.from({ length: count }, (_, binding) => {
+      const words = wordsAt(ranges + 24 * binding, 6), [offset, size] = [2, 4].map((i) => words[i] + 2 ** 32 * words[i + 1]);
+      return { binding, resource: { buffer: objects[words[0]].buffer, offset, size } };
+    });
     const { layout } = objects[pipeline];
     try {
       return keep(objects[device].gpu.createBindGroup({ layout, entries }));
@@ -204,7 +218,7 @@ const imports = {
   },
   /** Runs recorded commands, each of six words. */
   run(device, at, count) {
-    const words = new Uint32Array(heap(), at, count), target = objects[device];
+    const words = wordsAt(at, count), target = objects[device];
     for (let i = 0; i < count; i += 6) {
       switch (words[i]) {
         case 3:
@@ -228,7 +242,7 @@ const imports = {
       }
     }
   },
-  map(handle) {
+  map(_, handle) {
     /** @type {Buffer} */ const mapped = objects[handle], mapping = {};
     Object.assign(mapped, { mapping, state: PENDING, data: 0 });
     const end = (/** @type {number} */ state) => {
@@ -238,7 +252,7 @@ const imports = {
     };
     mapped.buffer.mapAsync(GPUMapMode.READ).then(() => end(OK), () => end(ERROR_DEVICE));
   },
-  poll_mapped(handle, data) {
+  poll_mapped(_, handle, data) {
     /** @type {Buffer} */ const mapped = objects[handle];
     if (mapped.state !== OK) return mapped.state;
     try {
@@ -246,10 +260,10 @@ const imports = {
     } catch {
       return ERROR_DEVICE;
     }
-    new DataView(heap()).setUint32(data, mapped.data, true);
+    wordsAt(data, 1)[0] = mapped.data;
     return OK;
   },
-  unmap(handle) {
+  unmap(_, handle) {
     /** @type {Buffer} */ const mapped = objects[handle];
     mapped.mapping = null;
     if (mapped.data) free(mapped.data);
@@ -262,7 +276,7 @@ const imports = {
 /** Deno has subgroups if it knows their size, but neither lists the feature nor accepts the line that enables it. */
 const DENO = "Deno" in globalThis;
 /** @type {any[]} */ const WANTED_FEATURES = ["timestamp-query", "shader-f16", "subgroups"];
-/** The limits that decide whether a network runs, in the order of `page_device` in core.c. */
+/** The limits that decide whether a network runs, in the order of cml_device_info. */
 const LIMIT_NAMES = [
   "maxBufferSize", "maxStorageBufferBindingSize", "maxStorageBuffersPerShaderStage", "minStorageBufferOffsetAlignment",
   "minUniformBufferOffsetAlignment", "maxComputeInvocationsPerWorkgroup", "maxComputeWorkgroupStorageSize",
@@ -312,14 +326,7 @@ class Device {
     this.software = /llvmpipe|softpipe|swiftshader|software|basic render/i.test(this.name);
     this.timed = gpu.features.has("timestamp-query");
     if (this.timed) this.queries = gpu.createQuerySet({ type: "timestamp", count: QUERIES, label: "cml" });
-    const limits = /** @type {any} */ (gpu.limits), lanes = gpu.features.has(/** @type {any} */ ("subgroups")) ? info?.subgroupMinSize : 0;
-    const numbers = [...LIMIT_NAMES.map((name) => limits[name]), lanes, gpu.features.has("shader-f16"), this.software, this.timed].map((n) => Number(n ?? 0));
-    const facts = new Uint8Array(8 * numbers.length + 256);
-    facts.set(new Uint8Array(Float64Array.from(numbers).buffer));
-    facts.set(new TextEncoder().encode(this.name).subarray(0, 255), 8 * numbers.length);
-    const at = put(facts);
-    this.at = core.open_device(keep(this), at);
-    free(at);
+    this.at = keep(this);
     /** the scheduler that owns the networks, and runs them whole */
     this.owner = this.createScheduler(0.01, 0, OWNER_JOBS);
     gpu.lost.then(({ message, reason }) => {

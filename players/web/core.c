@@ -11,25 +11,7 @@
 typedef uint32_t handle; /* of an object of the page, from 1 */
 
 IMPORT(now) double page_now(void);
-IMPORT(create_scope) handle page_create_scope(handle device);
-IMPORT(poll_scope) uint32_t page_poll_scope(handle scope, char *text, size_t room);
-IMPORT(release) void page_release(handle object);
-IMPORT(create_buffer)
-handle page_create_buffer(handle device, handle scope, uint32_t usage, double bytes);
-IMPORT(adopt_buffer) handle page_adopt_buffer(handle buffer, double *bytes);
-IMPORT(write_buffer)
-void page_write_buffer(handle device, handle to, double at, const void *data, size_t bytes);
-IMPORT(create_pipeline)
-handle page_create_pipeline(handle device, handle scope, const char *label, size_t length,
-                            const void *code, size_t bytes, uint32_t tensors,
-                            uint32_t params_bytes);
-IMPORT(create_bindings)
-handle page_create_bindings(handle device, handle scope, handle pipeline, const double *ranges,
-                            uint32_t count, int is_tried);
-IMPORT(run) void page_run(handle device, const uint32_t *words, uint32_t count);
-IMPORT(map) void page_map(handle buffer);
-IMPORT(poll_mapped) uint32_t page_poll_mapped(handle buffer, void **data);
-IMPORT(unmap) void page_unmap(handle buffer);
+IMPORT(run) void page_run(void *device, const uint32_t *words, uint32_t count);
 IMPORT(order) void page_order(cml_scheduler *s);
 IMPORT(log) double page_log(double x);
 IMPORT(log2) double page_log2(double x);
@@ -123,13 +105,6 @@ int snprintf(char *to, size_t room, const char *format, ...) {
 
 /* ------------------------------------------------------------------ the backend */
 
-typedef struct page { /* a device */
-    handle device;
-    cml_device_info info;
-} page;
-
-static handle device_of(const void *user) { return ((const page *)user)->device; }
-
 /* Commands of a frame, which the page runs in one call; numbers are in units of 4 bytes. */
 enum { BEGIN_PASS = 1, END_PASS, DISPATCH, COPY, RESOLVE };
 enum { MOST_WORDS = 4096, MOST_OF_COMMAND = 6 };
@@ -139,7 +114,7 @@ static uint32_t words[MOST_WORDS], word_count;
 static void flush(void *user) {
     uint32_t count = word_count;
     word_count = 0;
-    if (count > 0) page_run(device_of(user), words, count);
+    if (count > 0) page_run(user, words, count);
 }
 
 static void record(void *user, uint32_t code, uint32_t a, uint32_t b, uint32_t c, uint32_t d,
@@ -151,78 +126,39 @@ static void record(void *user, uint32_t code, uint32_t a, uint32_t b, uint32_t c
 }
 
 #define HANDLE(pointer) ((handle)(uintptr_t)(pointer))
-#define POINTER(type, of) ((type *)(uintptr_t)(of))
 
 static void destroy(void *user) {}
-
-typedef struct page_device { /* cml.js fills it */
-    double buffer_bytes, binding_bytes, storage_buffers, storage_alignment, uniform_alignment,
-        threads, shared_bytes, groups_per_dimension, lanes, has_half, is_software, is_timed;
-    char name[256];
-} page_device;
-
-static int get_info(void *user, int could_be, cml_device_info *info) {
-    if (could_be) return 0;
-    *info = ((const page *)user)->info;
-    return 1;
-}
-
 static void poll(void *user) {}
-
-static cml_scope *create_scope(void *user) {
-    return POINTER(cml_scope, page_create_scope(device_of(user)));
-}
-
-static cml_status poll_scope(void *user, cml_scope *scope, char *text, size_t room) {
-    return (cml_status)page_poll_scope(HANDLE(scope), text, room);
-}
-
-static void release_scope(void *user, cml_scope *scope) { page_release(HANDLE(scope)); }
-
-static cml_buffer *create_buffer(void *user, cml_scope *scope, cml_usage usage, uint64_t bytes) {
-    return POINTER(cml_buffer,
-                   page_create_buffer(device_of(user), HANDLE(scope), usage, (double)bytes));
-}
-
-static cml_buffer *adopt_buffer(void *user, void *buffer, const cml_shape *shape, uint64_t *bytes) {
-    double size = 0;
-    handle adopted = page_adopt_buffer(HANDLE(buffer), &size);
-    *bytes = (uint64_t)size;
-    return POINTER(cml_buffer, adopted);
-}
-
-static void release_buffer(void *user, cml_buffer *buffer) { page_release(HANDLE(buffer)); }
-
 static void *get_handle(void *user, cml_buffer *buffer) { return buffer; }
 
-static void write_buffer(void *user, void *commands, cml_buffer *to, uint64_t offset,
-                         const void *data, uint64_t bytes) {
-    page_write_buffer(device_of(user), HANDLE(to), (double)offset, data, (size_t)bytes);
-}
+/* Functions of the page; `user` is the handle of its device. */
+IMPORT(get_info) int get_info(void *user, int could_be, cml_device_info *info);
+IMPORT(create_scope) cml_scope *create_scope(void *user);
+IMPORT(poll_scope) cml_status poll_scope(void *user, cml_scope *scope, char *text, size_t room);
+IMPORT(release) void release_scope(void *user, cml_scope *scope);
+IMPORT(create_buffer)
+cml_buffer *create_buffer(void *user, cml_scope *scope, cml_usage usage, uint64_t bytes);
+IMPORT(adopt_buffer)
+cml_buffer *adopt_buffer(void *user, void *buffer, const cml_shape *shape, uint64_t *bytes);
+IMPORT(release) void release_buffer(void *user, cml_buffer *buffer);
+IMPORT(write_buffer)
+void write_buffer(void *user, void *commands, cml_buffer *to, uint64_t offset, const void *data,
+                  uint64_t bytes);
+IMPORT(create_pipeline)
+cml_pipeline *create_pipeline(void *user, cml_scope *scope, const cml_kernel *kernel);
+IMPORT(release) void release_pipeline(void *user, cml_pipeline *pipeline);
+IMPORT(create_bindings)
+cml_bindings *create_bindings(void *user, cml_scope *scope, cml_pipeline *pipeline,
+                              const cml_range *ranges, uint32_t count, uint32_t writes,
+                              int is_tried);
+IMPORT(release) void release_bindings(void *user, cml_bindings *bindings);
+IMPORT(map) void map_buffer(void *user, cml_buffer *buffer);
+IMPORT(poll_mapped) cml_status poll_mapped(void *user, cml_buffer *buffer, const void **data);
+IMPORT(unmap) void unmap_buffer(void *user, cml_buffer *buffer);
 
-static cml_pipeline *create_pipeline(void *user, cml_scope *scope, const cml_kernel *kernel) {
-    return POINTER(cml_pipeline,
-                   page_create_pipeline(device_of(user), HANDLE(scope), kernel->label.data,
-                                        kernel->label.length, kernel->code, kernel->bytes,
-                                        kernel->tensors, kernel->params_bytes));
-}
-
-static void release_pipeline(void *user, cml_pipeline *pipeline) { page_release(HANDLE(pipeline)); }
-
-static cml_bindings *create_bindings(void *user, cml_scope *scope, cml_pipeline *pipeline,
-                                     const cml_range *ranges, uint32_t count, uint32_t writes,
-                                     int is_tried) {
-    double numbers[3 * CML_MOST_BINDINGS];
-    for (uint32_t i = 0; i < count; i++) {
-        numbers[3 * i] = (double)HANDLE(ranges[i].buffer);
-        numbers[3 * i + 1] = (double)ranges[i].offset;
-        numbers[3 * i + 2] = (double)ranges[i].bytes;
-    }
-    return POINTER(cml_bindings, page_create_bindings(device_of(user), HANDLE(scope),
-                                                      HANDLE(pipeline), numbers, count, is_tried));
-}
-
-static void release_bindings(void *user, cml_bindings *bindings) { page_release(HANDLE(bindings)); }
+_Static_assert(offsetof(cml_device_info, has_half) == 312 && offsetof(cml_kernel, tensors) == 20 &&
+                   sizeof(cml_range) == 24,
+               "cml.js has the places of the members of these structures");
 
 static void begin_pass(void *user, void *commands, int begin_query, int end_query) {
     record(user, BEGIN_PASS, (uint32_t)begin_query, (uint32_t)end_query, 0, 0, 0);
@@ -245,17 +181,6 @@ static void resolve_queries(void *user, void *commands, uint32_t first, uint32_t
                             cml_buffer *to, uint64_t offset) {
     record(user, RESOLVE, first, count, HANDLE(to), (uint32_t)(offset / 4), 0);
 }
-
-static void map_buffer(void *user, cml_buffer *buffer) { page_map(HANDLE(buffer)); }
-
-static cml_status poll_mapped(void *user, cml_buffer *buffer, const void **data) {
-    void *found = NULL;
-    cml_status status = (cml_status)page_poll_mapped(HANDLE(buffer), &found);
-    *data = found;
-    return status;
-}
-
-static void unmap_buffer(void *user, cml_buffer *buffer) { page_unmap(HANDLE(buffer)); }
 
 static const cml_backend functions = {CML_BACKEND_FUNCTIONS};
 
@@ -335,33 +260,11 @@ EXPORT(check_file) uint32_t check_file(opened *o, int with_code) {
 
 /* ------------------------------------------------------------------ devices and schedulers */
 
-EXPORT(open_device) page *open_device(handle device, const page_device *from) {
-    page *opened = calloc(1, sizeof *opened);
-    if (opened == NULL) return NULL;
-    opened->device = device;
-    opened->info = (cml_device_info){.buffer_bytes = (uint64_t)from->buffer_bytes,
-                                     .binding_bytes = (uint64_t)from->binding_bytes,
-                                     .storage_buffers = (uint32_t)from->storage_buffers,
-                                     .storage_alignment = (uint32_t)from->storage_alignment,
-                                     .uniform_alignment = (uint32_t)from->uniform_alignment,
-                                     .threads = (uint32_t)from->threads,
-                                     .shared_bytes = (uint32_t)from->shared_bytes,
-                                     .groups_per_dimension = (uint32_t)from->groups_per_dimension,
-                                     .lanes = (uint32_t)from->lanes,
-                                     .tick_ms = from->is_timed > 0 ? 1e-6 : 0.0,
-                                     .has_half = from->has_half > 0,
-                                     .takes_wgsl = 1,
-                                     .is_software = from->is_software > 0,
-                                     .times_pass_end = from->is_software > 0};
-    memcpy(opened->info.name, from->name, sizeof from->name);
-    return opened;
-}
-
 enum { MOST_RESULTS = 256 }; /* jobs of one network whose outputs are kept */
 
 /* Creates a scheduler; a policy below 0 is one of the page. */
 EXPORT(create)
-cml_scheduler *create(page *device, double over_share, int policy, uint32_t max_jobs,
+cml_scheduler *create(void *device, double over_share, int policy, uint32_t max_jobs,
                       uint32_t granule) {
     cml_backend backend = functions;
     cml_scheduler *s;
