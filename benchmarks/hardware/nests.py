@@ -75,6 +75,11 @@ def _reduction(p: Values, d: Values) -> Nest:
     return Nest([turns, 1] if int(d["LINE"]) else [turns, 1, p["reduced_dims"]])
 
 
+def _rows(p: Values, d: Values) -> Nest:
+    lanes = int(d["GROUP"]) if int(d["TREE"]) else 1
+    return Nest([-(-p["total"] // lanes), 1])
+
+
 _NESTS: dict[str, Callable[[Values, Values], Nest]] = {
     "conv": _conv,
     "conv_row_tile": _line,
@@ -86,6 +91,7 @@ _NESTS: dict[str, Callable[[Values, Values], Nest]] = {
     "elementwise": _elementwise,
     "reduce": _reduction,
     "softmax": _reduction,
+    "standardize": _rows,
 }
 
 

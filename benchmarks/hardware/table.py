@@ -110,6 +110,7 @@ _PATHS = (
     "matmul/matmul.hlsl",
     "reduction/reduce.hlsl",
     "reduction/softmax.hlsl",
+    "reduction/standardize.hlsl",
 )
 #: the ends of their names: of workgroups of one wave, or of the waves of a sum
 _GROUPS = (
@@ -166,3 +167,8 @@ def _networks() -> Iterator[tuple[str, tuple[str, ...], str, Graph]]:
         x = builder.input("x", [512, 240])
         result = getattr(builder, op)(x, axes=[1])
         yield f"{kernel} ", ("threads",), op, builder.graph(y=result)
+    builder = cml.GraphBuilder("standardize")
+    x = builder.input("x", [512, 240])
+    mean, variance = builder.moments(x, axes=[1])
+    y = builder.batch_normalization(x, mean, variance, 0.0, 1.0, epsilon=1e-5)
+    yield "standardize ", ("threads",), "standardize", builder.graph(y=y)

@@ -26,6 +26,7 @@ from cml_engine.compiler.passes.raise_elementwise import raise_elementwise
 from cml_engine.compiler.passes.rules import apply_registered
 from cml_engine.compiler.passes.single_values import use_single_values
 from cml_engine.compiler.passes.sink_transposes import sink_transposes
+from cml_engine.compiler.passes.standardize_rows import standardize_rows
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import check_choices
 from cml_engine.io.frame_gate import yield_to_frame
@@ -49,6 +50,7 @@ STAGES: tuple[tuple[str, Callable[[Graph], Graph], str], ...] = (
     ("padding", fold_padding, "a pad before a conv is a tensor less to write and read"),
     ("affine", fold_affine, "before fusing: what is in the weights costs nothing at all"),
     ("normalization", expand_normalization, "what the weights could not take, an epilogue can"),
+    ("rows", standardize_rows, "before fusing: scale and offset become epilogues"),
     ("raise", raise_elementwise, "before fusing, which looks at a producer's own readers"),
     ("fuse", fuse_epilogues, "it hides nodes that the passes before look for"),
     ("chains", fuse_elementwise, "of the elementwise operators that no producer took"),
@@ -64,7 +66,7 @@ AS_WRITTEN = frozenset(NAMES) - {"infer", "fold"}
 
 
 #: stages that integer networks skip: they would move a rounding, or put floats in weights
-_FLOAT_STAGES = frozenset({"rules", "groups", "affine", "normalization"})
+_FLOAT_STAGES = frozenset({"rules", "groups", "affine", "normalization", "rows"})
 
 
 def optimize(graph: Graph, without: frozenset[str] = frozenset(), *, retain: bool = False) -> Graph:

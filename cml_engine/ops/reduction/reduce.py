@@ -44,14 +44,14 @@ _PARAMS = "outputs:u chunks:u chunk:u total:u chunk_step:u divisor:f start:u " +
 )
 
 
-_KERNEL = engine_kernel(
+KERNEL = engine_kernel(
     "reduction/reduce.hlsl", _PARAMS + " kept_dims:u reduced_dims:u", layouts="each"
 )
 
 
 def base_kernel(lower: Callable[[Lowering], Iterable[Dispatch]], half: Half) -> Kernel:
     """Returns the kernel ``reduce.hlsl`` for an operator that ``lower`` lowers."""
-    return replace(_KERNEL, lower=lower, half=half)
+    return replace(KERNEL, lower=lower, half=half)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,7 @@ _APART = replace(_TREES[0], apart=True)
 _SOFTWARE_THREADS = Threads(1024, 16, 32, 8)
 #: the options of the tuner
 _OPTIONS = (*_HARDWARE_THREADS, _APART, Threads(1024, 64, 1024), _SOFTWARE_THREADS)
+_APART_CASE = Case(((3, 40, 9),), {"axes": [1]}, "apart")
 #: threads of a wave in the table of modelled kernels
 _WAVE = 64
 
@@ -364,18 +365,21 @@ def _seconds(node: Reduced, threads: Threads, kernel: str) -> float:
 
 
 def by_threads(
-    shader: str, lower: Callable[[Reduced, Threads], Iterator[Dispatch]], example: str
+    kernel: Kernel,
+    lower: Callable[[Reduced, Threads], Iterator[Dispatch]],
+    example: str,
+    case: Case = _APART_CASE,
 ) -> KernelVariant[Reduced, Threads]:
     return KernelVariant(
         name="threads",
         about="so many elements by each thread alone; of more, workgroups reduce by a tree",
-        kernel=replace(_KERNEL, path=shader),
+        kernel=kernel,
         lower=lower,
-        default_tile=lambda node: _default_threads(node, Path(shader).stem),
+        default_tile=lambda node: _default_threads(node, Path(kernel.path).stem),
         tiles=lambda node: _OPTIONS,
-        examples=((example, Case(((3, 40, 9),), {"axes": [1]}, "apart")),),
+        examples=((example, case),),
     )
 
 
 REDUCE = KernelFamily[Reduced]("reductions", reduction_key)
-REDUCE.add(by_threads("reduction/reduce.hlsl", _in_stages, "sum_reduce"))
+REDUCE.add(by_threads(KERNEL, _in_stages, "sum_reduce"))

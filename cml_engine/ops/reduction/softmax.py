@@ -18,6 +18,7 @@ from cml_engine.ops.declaration.spec import Dispatch
 from cml_engine.ops.declaration.variant import KernelFamily
 from cml_engine.ops.elementwise.kernels.elementwise import Operand, launch
 from cml_engine.ops.reduction.reduce import (
+    KERNEL,
     Reduced,
     Reduction,
     Threads,
@@ -73,4 +74,4 @@ def _softmax(node: Reduced, threads: Threads) -> Iterator[Dispatch]:
 
 
 SOFTMAX = KernelFamily[Reduced]("softmax", reduction_key)
-SOFTMAX.add(by_threads("reduction/softmax.hlsl", _softmax, "softmax"))
+SOFTMAX.add(by_threads(replace(KERNEL, path="reduction/softmax.hlsl"), _softmax, "softmax"))

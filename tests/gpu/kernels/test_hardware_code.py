@@ -99,7 +99,11 @@ def test_the_table_has_every_tile_that_the_rules_compare():
     ]
     products = [f"matmul tile {t}" for t in tiles_for(Limits())]
     transforms = ["winograd input", "winograd output"]
-    lines = [f"{kernel} threads {t}" for kernel in ("reduce", "softmax") for t in _HARDWARE_THREADS]
+    lines = [
+        f"{kernel} threads {t}"
+        for kernel in ("reduce", "softmax", "standardize")
+        for t in _HARDWARE_THREADS
+    ]
     tiles = direct + by_channel + near + windows + stages + products + transforms + lines
     assert sorted(kernels) == sorted(tiles)
 

@@ -520,6 +520,43 @@ def test_products_take_an_operand_for_each_column():
     agree(graph, optimized, net.input())
 
 
+def normalized_rows(net, x, axes, scale="constant(1.0)", offset="constant(0.0)"):
+    """Adds a normalization of ``x`` over ``axes``; returns the names of its result and mean."""
+    mean, variance = net.moments(x, axes)
+    operands = f"{x}, {mean}, {variance}, {net(offset)}, {net(scale)}"
+    return net(f"batch_normalization({operands}, epsilon=1e-5)"), mean
+
+
+@pytest.mark.parametrize(
+    ("scale", "offset", "epilogues"),
+    [
+        ("constant(1.0)", "constant(0.0)", []),
+        ("random(1, 1, 20)", "random(1, 1, 20)", ["mul", "add"]),
+        ("constant(2.0)", "constant(0.0)", ["mul"]),
+    ],
+)
+def test_a_normalization_of_rows_is_one_operator(scale, offset, epilogues):
+    net = Net(2, 7, 20)
+    graph = net.graph(normalized_rows(net, "x", [2], scale, offset)[0])
+    changed = optimize(graph)
+    assert operators(changed) == ["standardize"]
+    assert [e.op for e in changed.nodes[0].epilogues] == epilogues
+    agree(graph, changed, net.input())
+
+
+def test_normalizations_that_are_not_of_rows_stay():
+    def is_one(shape, axes, inner="x", kept=1):
+        net = Net(*shape)
+        results = normalized_rows(net, net(inner) if "(" in inner else inner, axes)
+        return "standardize" in operators(optimize(net.graph(*results[:kept])))
+
+    assert is_one((1, 8, 20), [2])
+    assert not is_one((1, 8, 20), [1])
+    assert not is_one((1, 8, 5, 20), [3], "conv(x, 8, 1)")  # may lie in blocks of channels
+    assert not is_one((1, 2, 8193), [2])  # too long for a workgroup
+    assert not is_one((1, 8, 20), [2], kept=2)  # its mean is an output
+
+
 def test_a_result_with_two_readers_or_an_output_is_not_fused_away():
     net, _, conv = conv_chain()
     graph = optimize(net.graph(f"sub(relu({conv}), {conv})"))
