@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
+from cml_engine.compiler.passes.attention_heads import store_heads
 from cml_engine.compiler.passes.bypass import bypass
 from cml_engine.compiler.passes.cleanup import (
     eliminate_dead_code,
@@ -53,6 +54,7 @@ STAGES: tuple[tuple[str, Callable[[Graph], Graph], str], ...] = (
     ("rows", standardize_rows, "before fusing: scale and offset become epilogues"),
     ("raise", raise_elementwise, "before fusing, which looks at a producer's own readers"),
     ("fuse", fuse_epilogues, "it hides nodes that the passes before look for"),
+    ("heads", store_heads, "after fusing, whose operands have the product's own columns"),
     ("chains", fuse_elementwise, "of the elementwise operators that no producer took"),
     ("sweep", eliminate_dead_code, "the constants and nodes that the passes before used up"),
     ("partition", group_cpu_operators, "the last that changes the order of the nodes"),

@@ -12,6 +12,8 @@
 // up parts of the sum and combine them as a tree, always in the same order. Vectors run along k.
 //
 // A sum that is too long for one dispatch continues in the next: `accumulate` starts from C.
+// SPLIT_HEADS, JOIN_HEADS: C is stored as attention reads it, [batch, head, m, n] of the columns, or
+// [batch, m, head, n] of the batch's last axis; `heads` is their number.
 
 #if defined(BIAS) || defined(EPI_STEPS)
 #define FINISHES
@@ -50,6 +52,22 @@ uint batch_offset(uint batch, bool left)
         offset += index * (left ? a_batch(d) : b_batch(d));
     }
     return offset;
+}
+
+// The place of a result in C.
+uint place_of(uint batch, uint m, uint n)
+{
+#if defined(SPLIT_HEADS)
+    uint of_head = columns / heads;
+    uint head = cml_divide_rest(n, of_head);
+    return ((batch * heads + head) * rows + m) * of_head + n;
+#elif defined(JOIN_HEADS)
+    uint head = batch;
+    uint image = cml_divide_rest(head, heads);
+    return ((image * rows + m) * heads + head) * columns + n;
+#else
+    return (batch * rows + m) * columns + n;
+#endif
 }
 
 // What the bias and the epilogue read of a channel: a column, or a row if ROW_CHANNELS.
@@ -131,7 +149,7 @@ CML_MAIN
         uint m = m0 + made / COLS;
         uint n = n0 + made % COLS;
         if (m < rows && n < columns) {
-            uint at = (batch * rows + m) * columns + n;
+            uint at = place_of(batch, m, n);
             float sum = partial[made][0];
             if (accumulate != 0) { sum += OUT[at]; }
             OUT[at] = last != 0 ? finish(sum, channel_at(m, n), at) : sum;
@@ -339,8 +357,8 @@ CML_MAIN
     if (accumulate != 0) {
         CML_UNROLL(uint, j, COLS) {
             CML_UNROLL(uint, row, ROWS) {
-                uint before = min(m0 + row, rows - 1) * columns + min(n_of[j], columns - 1);
-                cml_sum[row * COLS + j] += OUT[batch * rows * columns + before];
+                uint n = min(n_of[j], columns - 1);
+                cml_sum[row * COLS + j] += OUT[place_of(batch, min(m0 + row, rows - 1), n)];
             }
         }
     }
@@ -348,7 +366,7 @@ CML_MAIN
         if (n_of[j] < columns) {
             CML_UNROLL(uint, row, ROWS) {
                 if (row == 0 && LANE_ROWS == 1 || m0 + row < rows) {
-                    uint at = (batch * rows + m0 + row) * columns + n_of[j];
+                    uint at = place_of(batch, m0 + row, n_of[j]);
                     float sum = cml_sum[row * COLS + j];
                     OUT[at] = last != 0 ? finish(sum, channels[OF_CHANNEL(row, j)], at) : sum;
                 }
@@ -359,7 +377,7 @@ CML_MAIN
     CML_UNROLL(uint, row, ROWS) {
         CML_UNROLL(uint, j, COLS) {
             if (m0 + row < rows && n_of[j] < columns) {
-                uint at = (batch * rows + m0 + row) * columns + n_of[j];
+                uint at = place_of(batch, m0 + row, n_of[j]);
                 float before = 0.0;
                 if (accumulate != 0) { before = OUT[at]; }
                 OUT[at] = cml_sum[row * COLS + j] + before;
@@ -380,7 +398,7 @@ CML_MAIN
         uint n = (tile_n * COLS + q) * COLUMN_LANES + column;
 #endif
         if (m < rows && n < columns) {
-            uint at = (batch * rows + m) * columns + n;
+            uint at = place_of(batch, m, n);
             OUT[at] = finish(OUT[at], channel_at(m, n), at);
         }
     }

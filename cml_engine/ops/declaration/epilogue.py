@@ -93,6 +93,7 @@ def epilogue_of(
     vector: bool = False,
     sums: str = "float",
     appends_to_bias: bool = False,
+    channels: int | None = None,
 ) -> EpilogueArgs:
     """Returns the defines, values and tensors of ``op``'s epilogues.
 
@@ -101,10 +102,11 @@ def epilogue_of(
     the result, for every channel (:func:`channel_axis`), for all, or (:func:`is_by_position`) for
     every position. ``sums`` is the type of the kernel's results: ``int`` for integers that exceed
     the precision of floats. With ``appends_to_bias``, integers per channel may be stored after the
-    bias; the kernel must call the bias ``BIAS`` and its number of channels ``out_c``.
+    bias; the kernel must call the bias ``BIAS`` and its number of channels ``out_c``. ``channels``
+    is their number if the kernel stores its result in another shape than it computes.
     """
     width = "4" if vector else ""
-    statements = _Statements(op, slot, f"float{width}", f"{sums}{width}", appends_to_bias)
+    statements = _Statements(op, slot, f"float{width}", f"{sums}{width}", appends_to_bias, channels)
     if not _is_possible(op.graph, op.epilogues):
         raise op.refuse(
             f"{len(op.epilogues)} fused operators; at most {MAX_STEPS} with {MAX_TENSORS} "
@@ -125,6 +127,7 @@ class _Statements:
     #: the type of the kernel's result before the first step
     sums: str
     appends_to_bias: bool
+    channels: int | None
     defines: Defines = field(default_factory=dict)
     values: list[float] = field(default_factory=list)
     tensors: list[str] = field(default_factory=list)
@@ -220,7 +223,9 @@ class _Statements:
         result, fact, number = op.outputs[0], op.fact(name), _number(graph, name)
         kernel = lookup(op.node.op).kernel
         kind: Epilogues = kernel.epilogues if kernel else "none"
-        channels, value = result.shape[channel_axis(kind, result)], op.constant(name)
+        channels, value = self.channels, op.constant(name)
+        if channels is None:
+            channels = result.shape[channel_axis(kind, result)]
         if number is not None:
             return "float", self._value(number)
         if fact.size == 1:

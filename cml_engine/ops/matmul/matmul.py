@@ -50,6 +50,13 @@ def _matmul_infer(attrs: Attrs, a: Fact, b: Fact) -> Fact:
     return Fact("scalar", (*common_batch("matmul", a, b), m, n))
 
 
+def _heads_infer(attrs: Attrs, a: Fact, b: Fact) -> Fact:
+    *batch, rows, columns = _matmul_infer(attrs, a, b).shape
+    if attrs.heads:
+        return Fact("scalar", (*batch, attrs.heads, rows, columns // attrs.heads))
+    return Fact("scalar", (*batch[:-1], rows, batch[-1] * columns))
+
+
 def _linear_infer(attrs: Attrs, x: Fact, weights: Fact, bias: Fact) -> Fact:
     if x.rank != 2 or weights.rank != 2:
         raise ShapeError(
@@ -71,6 +78,15 @@ def _matmul_cpu(attrs: Attrs, a: Array, b: Array) -> Array:
     a = a.swapaxes(-1, -2) if attrs.transposeA else a
     b = b.swapaxes(-1, -2) if attrs.transposeB else b
     return multiply(a, b)
+
+
+def _heads_cpu(attrs: Attrs, a: Array, b: Array) -> Array:
+    c = _matmul_cpu(attrs, a, b)
+    if attrs.heads:
+        *rest, columns = c.shape
+        return c.reshape(*rest, attrs.heads, columns // attrs.heads).swapaxes(-2, -3)
+    *batch, heads, rows, columns = c.shape
+    return c.swapaxes(-2, -3).reshape(*batch, rows, heads * columns)
 
 
 def _linear_cpu(attrs: Attrs, x: Array, weights: Array, bias: Array) -> Array:
@@ -131,6 +147,34 @@ define(
             Case(((4, 0), (0, 5)), _PLAIN, "a sum of nothing is 0"),
             Case(((0, 4), (4, 5)), _PLAIN, "no rows"),
             Case(((2, 0, 3), (2, 3, 0)), _PLAIN, "no result"),
+        ],
+    )
+)
+# A pass puts it in the place of a matmul and attention's transpose of rows and heads: it stores
+# `heads` of the result's columns before its rows, or with `heads` 0 those of the last batch axis in
+# its columns.
+define(
+    OpSpec(
+        "matmul_heads",
+        infer=_heads_infer,
+        cpu=_heads_cpu,
+        kernel=replace(KERNEL, lower=lower_matmul, epilogues="columns"),
+        cost=_cost,
+        tolerance=_SUMS,
+        traits=Traits(
+            summed_axis=_inner_axis_of_b, matrix_in_half=takes_packed_weights, is_sum=True
+        ),
+        custom=True,
+        cases=[
+            Case(((2, 13, 20), (1, 20, 15)), {**_PLAIN, "heads": 3}, "columns as heads"),
+            Case(((2, 3, 13, 20), (1, 3, 5, 20)), {**_flip(False, True), "heads": 0}, "joined"),
+            Case(((9, 70), (70, 64)), {**_PLAIN, "heads": 2}, "heads of a matrix"),
+            Case(((3, 1, 2050), (1, 2050, 6)), {**_PLAIN, "heads": 2}, "heads, long sum"),
+            Case(((3, 1, 600), (3, 600, 6)), {**_PLAIN, "heads": 0}, "joined, vectors"),
+            Case(((2, 66, 3000), (2, 3000, 40)), {**_PLAIN, "heads": 0}, "joined in dispatches"),
+            Case(((1, 1), (1, 1)), {**_PLAIN, "heads": 1}, "extents of one"),
+            Case(((5, 0), (0, 6)), {**_PLAIN, "heads": 6}, "a sum of nothing is 0"),
+            Case(((2, 0, 3), (2, 3, 4)), {**_PLAIN, "heads": 0}, "no rows"),
         ],
     )
 )

@@ -557,6 +557,55 @@ def test_normalizations_that_are_not_of_rows_stay():
     assert not is_one((1, 8, 20), [2], kept=2)  # its mean is an output
 
 
+def projection(net, x, columns, *epilogues):
+    """Adds a product of ``x`` with a constant matrix; returns the name of its result."""
+    matrix = net.random(1, net.shape(x)[-1], columns)
+    y = net.op("matmul", x, matrix, transposeA=False, transposeB=False)
+    for text in epilogues:
+        y = net(text.format(y))
+    return y
+
+
+def in_heads(net, x, heads):
+    *batch, rows, columns = net.shape(x)
+    shape = [*batch, rows, heads, columns // heads]
+    parts = net(f"reshape({x}, shape={shape}, axis_start=0, axis_count=-1)")
+    return net(f"transpose({parts}, axes=[0, 2, 1, 3])")
+
+
+def test_attention_needs_no_transposes():
+    net, heads = Net(2, 7, 12), 3
+    q, k, v = (
+        in_heads(net, projection(net, "x", 12, "add({}, random(1, 1, 12))"), heads)
+        for _ in range(3)
+    )
+    scores = net.op("matmul", q, k, transposeA=False, transposeB=True)
+    mixed = net.op("matmul", scores, v, transposeA=False, transposeB=False)
+    back = net(f"transpose({mixed}, axes=[0, 2, 1, 3])")
+    graph = net.graph(
+        projection(net, net(f"reshape({back}, shape=[2, 7, 12], axis_start=0, axis_count=-1)"), 5)
+    )
+    changed = optimize(graph)
+    moves = [op for op in operators(changed) if op != "reshape"]
+    assert moves == ["matmul_heads"] * 3 + ["matmul", "matmul_heads", "matmul"]
+    agree(graph, changed, net.input())
+
+
+def test_transposes_that_no_product_can_store_stay():
+    net = Net(1, 6, 12)
+    y = projection(net, "x", 12)
+    assert "transpose" in operators(optimize(net.graph(in_heads(net, y, 3), y)))
+    net = Net(1, 6, 12)
+    y = projection(net, "x", 12, "add({}, x)")  # is read in the order of the result
+    assert "transpose" in operators(optimize(net.graph(in_heads(net, y, 3))))
+    net = Net(1, 6, 12)
+    parts = net(
+        f"reshape({projection(net, 'x', 12)}, shape=[1, 6, 3, 4], axis_start=0, axis_count=-1)"
+    )
+    turned = net.graph(f"transpose({parts}, axes=[0, 2, 3, 1])")
+    assert "transpose" in operators(optimize(turned))
+
+
 def test_a_result_with_two_readers_or_an_output_is_not_fused_away():
     net, _, conv = conv_chain()
     graph = optimize(net.graph(f"sub(relu({conv}), {conv})"))

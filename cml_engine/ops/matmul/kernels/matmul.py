@@ -13,7 +13,7 @@ from cml_engine.ir.block_weights import Blocks, weight_blocks
 from cml_engine.ir.graph import Array, AttrValue, Fact, Node
 from cml_engine.ir.layout import C4, C4H, HALF, VECTOR_TYPE
 from cml_engine.ir.limits import Limits
-from cml_engine.ops.common.shapes import collapse, contiguous_strides
+from cml_engine.ops.common.shapes import collapse, common_batch, contiguous_strides
 from cml_engine.ops.declaration.choice import about
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
@@ -133,7 +133,8 @@ def expected_time(
 
 PARAMS = (
     "rows:u columns:u tiles_m:u tiles_n:u k_begin:u k_end:u accumulate:u last:u a_m:u a_k:u "
-    "b_n:u b_k:u b_vectors:u bias_stride:u batch_shape:u6 a_batch:u6 b_batch:u6 " + EPILOGUE_PARAMS
+    "b_n:u b_k:u b_vectors:u bias_stride:u heads:u batch_shape:u6 a_batch:u6 b_batch:u6 "
+    + EPILOGUE_PARAMS
 )
 
 
@@ -177,7 +178,8 @@ class MatrixProduct:
     """A batch of matrix products: rows x columns sums over ``inner``, with a bias per column.
 
     With ``windows``, the columns of B overlap and are read in place; the rows are channels.
-    ``blocks`` is the format of B if it is packed with few bits.
+    ``blocks`` is the format of B if it is packed with few bits. ``heads`` of the columns are stored
+    before the rows, with 0 those of the last batch axis in the columns.
     """
 
     op: Lowering
@@ -190,6 +192,7 @@ class MatrixProduct:
     bias: str | None = None
     windows: bool = False
     blocks: BlockFormat | None = None
+    heads: int | None = None
 
     @property
     def results(self) -> int:
@@ -208,17 +211,18 @@ def takes_packed_weights(node: Node, facts: Mapping[str, Fact]) -> bool:
 
 
 def lower_matmul(op: Lowering) -> Iterator[Dispatch]:
-    a, c = op.inputs[0], op.outputs[0]
+    a, b = op.inputs
     flip_a, flip_b = op.attrs.transposeA, op.attrs.transposeB
-    batch = c.shape[:-2]
+    batch = common_batch("matmul", a, b)
     product = MatrixProduct(
         op,
         a=_matrix(op, 0, batch, k_last=not flip_a),
         b=_matrix(op, 1, batch, k_last=bool(flip_b)),
         batch=batch,
-        rows=c.shape[-2],
-        columns=c.shape[-1],
+        rows=a.shape[-1] if flip_a else a.shape[-2],
+        columns=b.shape[-2] if flip_b else b.shape[-1],
         inner=a.shape[-2] if flip_a else a.shape[-1],
+        heads=op.attrs.get("heads"),
     )
     yield from _lower(product)
 
@@ -309,7 +313,7 @@ def _key(p: MatrixProduct) -> str:
     """
     op = p.op
     rows, inner, columns = (about(x) for x in (p.rows, p.inner, p.columns))
-    parts = [f"{op.node.op} ~{rows}x{inner} by {inner}x{columns}"]
+    parts = [f"{op.node.op.removesuffix('_heads')} ~{rows}x{inner} by {inner}x{columns}"]
     if (batch := prod(p.batch)) != 1:
         parts.append(f"~{about(batch)} times")
     parts.append(("A" if p.a.k_last else "A^T") + ("B^T" if p.b.k_last else "B"))
@@ -487,7 +491,8 @@ def _launches(
     Each but the first adds to the results that the previous one stored.
     """
     op, tensors = p.op, [p.a.name, p.b.name] + ([p.bias] if p.bias else [])
-    epilogue = epilogue_of(op, len(tensors))
+    channels = p.rows if p.windows else p.columns
+    epilogue = epilogue_of(op, len(tensors), channels=channels)
     tensors += [*epilogue.tensors, op.out_names[0]]
     batch_defines, batch_params = _batch(p, widths)
     shared = {**_params(p, tiles, widths), **batch_params, **epilogue.params}
@@ -498,6 +503,7 @@ def _launches(
         **epilogue.defines,
         **({"BIAS": 1} if p.bias else {}),
         **({"ROW_CHANNELS": 1} if p.windows else {}),
+        **({} if p.heads is None else {"SPLIT_HEADS": 1} if p.heads else {"JOIN_HEADS": 1}),
         "OUT": f"T{len(tensors) - 1}",
         **(p.blocks.defines if p.blocks else {}),
     }
@@ -535,6 +541,7 @@ def _params(
         "b_k": p.b.inner if p.b.inner == 1 else p.b.inner // b_width,
         "b_vectors": -(-p.columns // 4),
         "bias_stride": int(p.bias is not None and p.op.fact(p.bias).size > 1),
+        "heads": p.heads or (p.batch[-1] if p.batch else 1),
     }
 
 
