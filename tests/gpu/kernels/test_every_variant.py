@@ -18,7 +18,7 @@ from cml_engine.testing import case_graph, check_graph
 pytestmark = pytest.mark.long
 #: kernels that take minutes to build: the declared cases alternate between the two types of device
 #: (test_operators.py runs the defaults on all cases)
-SLOW = ("conv", "deconv", "matmul", "linear")
+SLOW = ("conv", "deconv", "matmul", "matmul_heads", "linear")
 
 
 def graph_of(op, case):

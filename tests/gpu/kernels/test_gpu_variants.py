@@ -22,7 +22,10 @@ from cml_engine.runtime.node_check import round_to_half
 from cml_engine.runtime.session import Session
 from cml_engine.testing import case_graph, check_graph, check_on_gpu
 
-OPS = ("transpose", "slice", "tile", "concat", "nearest_upsample", "matmul", "linear")
+OPS = (
+    *("transpose", "slice", "tile", "concat", "nearest_upsample", "matmul", "linear"),
+    *("matmul_heads", "standardize"),
+)
 LARGER = {
     "transpose": [
         Case(((100, 67),), {"axes": [1, 0]}),
