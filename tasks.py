@@ -35,7 +35,13 @@ DEBIAN_DRIVER = ("libvulkan1", "mesa-vulkan-drivers")
 OPTIONAL = frozenset(
     {"bake", "game", "images", "opengl", "oracles", "peers", "players", "plot", "pygfx"}
 )
-VULKAN_HEADER = Path("/usr/include/vulkan/vulkan.h")
+#: what hosts in C and C++ are built with, and a file of each
+DEBIAN_BUILD = {
+    "libvulkan-dev": "/usr/include/vulkan/vulkan.h",
+    "vulkan-validationlayers": "/usr/share/vulkan/explicit_layer.d/VkLayer_khronos_validation.json",
+    "libglfw3-dev": "/usr/include/GLFW/glfw3.h",
+    "glslang-tools": "/usr/bin/glslangValidator",
+}
 #: prints the engine's adapter; exit code 3 means that there is none
 PROBE = """
 from cml_engine import DeviceError, Gpu
@@ -326,9 +332,9 @@ def prepare_tests(*more: str) -> None:
     )
     if platform.system() == "Linux" and shutil.which("Xvfb") is None:
         install_debian("a display for tests", ("xvfb",))
-    if platform.system() == "Linux" and not VULKAN_HEADER.exists():
-        packages = ("libvulkan-dev", "vulkan-validationlayers")
-        install_debian("Vulkan's headers and validation for tests of the C player", packages)
+    missing = [package for package, file in DEBIAN_BUILD.items() if not Path(file).exists()]
+    if platform.system() == "Linux" and missing:
+        install_debian("what tests build hosts of the C player with", missing)
 
 
 #: checks that run no code of the project

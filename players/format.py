@@ -1,4 +1,4 @@
-"""Formats the C player and its tests with clang-format, as ``players/c/.clang-format`` says.
+"""Formats sources in C and C++ with clang-format, as ``players/c/.clang-format`` says.
 
 python -m players.format            # writes
 python -m players.format --check    # exit code 1 where a file is formatted otherwise
@@ -18,7 +18,8 @@ STYLE = ROOT / "players/c/.clang-format"
 
 def sources() -> list[Path]:
     """Returns the files that clang-format formats."""
-    files = [*(ROOT / "players").rglob("*"), *(ROOT / "tests/players").rglob("*")]
+    folders = ("players", "tests/players", "examples/vulkan_host")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*")]
     return sorted(f for f in files if f.suffix in (".c", ".h", ".cpp", ".hpp"))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.display import open_display
 from tests.fixtures.frames.turns import turns
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,20 +26,8 @@ def display() -> Iterator[str]:
     """
     for module in ("glfw", "imgui_bundle"):
         pytest.importorskip(module, reason=f"{module} is not installed (the extra 'game')")
-    xvfb = shutil.which("Xvfb")
-    if xvfb is None:
-        pytest.skip("Xvfb is not installed (on Debian: apt-get install xvfb)")
-    reading, writing = os.pipe()
-    command = [xvfb, "-displayfd", str(writing), "-screen", "0", "800x600x24", "-nolisten", "tcp"]
-    server = subprocess.Popen(command, pass_fds=[writing], stderr=subprocess.DEVNULL)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        number = pipe.readline().strip()
-    if not number:
-        pytest.skip("Xvfb does not start")
-    yield f":{number}"
-    server.terminate()
-    server.wait()
+    with open_display() as name:
+        yield name
 
 
 def test_memory_growth_is_reported_but_fluctuation_is_not() -> None:

@@ -113,6 +113,14 @@ def pygfx_environment(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> 
     return _with_extras(tmp_path_factory, wheel, "compiler", "game", "pygfx")
 
 
+@pytest.fixture(scope="session")
+def once(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str, Callable[[Path], object]], Path]:
+    """A function that returns a folder, which the given function fills once per test run."""
+    return partial(_once, tmp_path_factory)
+
+
 def _with_extras(factory: pytest.TempPathFactory, wheel: Path, *extras: str) -> Environment:
     name = "-".join(("venv", *extras))
     return Environment(_once(factory, name, lambda folder: _install(folder, wheel, *extras)))
