@@ -98,6 +98,8 @@ def prepare(*extras: str, gpu: bool = True) -> None:
     if missing:
         make_venv()
         install(missing)
+        # pip does this for packages, but not for an editable one: a first start would take longer
+        call([PYTHON, "-m", "compileall", "-q", "-j", "0", "cml_engine", *LINKED], quiet=True)
         stamp = replace(stamp, installed=(*stamp.installed, *missing))
         write_stamp(stamp)
     if gpu and not stamp.gpu:

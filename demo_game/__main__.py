@@ -1,16 +1,10 @@
-"""Runs ``python -m demo_game``: the game in a window or headless.
-
-Afterwards a background process cooks the networks if that has not been done yet.
-"""
+"""Runs ``python -m demo_game``: the game in a window or headless."""
 
 from __future__ import annotations
 
 import sys
 
 if __name__ == "__main__":
-    from cml_engine.demo_game.command import main, say
-    from cml_engine.demo_game.cooking import cook_in_background
+    from cml_engine.demo_game.command import main
 
-    code = main()
-    cook_in_background(say)
-    sys.exit(code)
+    sys.exit(main())

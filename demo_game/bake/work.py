@@ -82,7 +82,7 @@ class PlanetMaker:
 def cooked_networks(chain: Chain, backend: str) -> dict[str, bytes]:
     """Returns the cooked files of the demo's own networks as bytes by name.
 
-    Empty if the cooked files are out of date, or if the backend is the CPU.
+    Empty in a checkout, which has none that are surely current, and if the backend is the CPU.
     """
     folder = None if backend == "cpu" else cooked_set()
     if folder is None:

@@ -1,6 +1,5 @@
-"""Tests of the demo's cooked networks: their use, and the command that cooks them in a process."""
+"""Tests of the demo's cooked networks and their use."""
 
-import json
 import shutil
 
 import pytest
@@ -26,10 +25,14 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "cooked"
 
 
-def test_cooked_set_is_used_while_it_is_current(folder, monkeypatch, gpu):
+def test_a_package_uses_its_cooked_networks(folder, monkeypatch, gpu):
+    monkeypatch.setattr(cooking, "_is_checkout", lambda: False)
     assert cooking.cooked_set() is None
+    folder.mkdir()
+    (folder / "old.cml").touch()
     cooking.make()
     assert cooking.cooked_set() == folder
+    assert [path.name for path in folder.iterdir()] == ["surface.cml"]
     ours, cooked = (load_chain(cooked=which).graphs for which in (False, True))
     assert cooked["surface"].cooked_form is not None and ours["surface"].cooked_form is None
     assert cooked["terrain"].cooked_form is None  # it was not cooked here
@@ -38,39 +41,9 @@ def test_cooked_set_is_used_while_it_is_current(folder, monkeypatch, gpu):
     same_bits(*(session.run(inputs) for session in sessions))
     (folder / "surface.cml").write_bytes(b"damaged")
     assert load_chain(cooked=True).graphs["surface"].cooked_form is None
-    monkeypatch.setattr(cooking, "_fingerprint", lambda: "something has changed")
+
+
+def test_a_checkout_does_not_use_cooked_networks(folder):
+    """Its models and kernels may have changed since."""
+    cooking.make()
     assert cooking.cooked_set() is None
-    monkeypatch.setattr(cooking, "_is_checkout", lambda: False)
-    assert cooking.cooked_set() == folder  # an installed package does not change
-
-
-def test_a_checkout_makes_its_set_once_behind_the_first_run(folder, monkeypatch):
-    started, messages = [], []
-    monkeypatch.setattr("subprocess.Popen", lambda command, **_: started.append(command))
-    cooking.cook_in_background(messages.append)
-    cooking.cook_in_background(messages.append)  # another process builds it already
-    assert len(started) == len(messages) == 1 and "in the background" in messages[0]
-    monkeypatch.setattr("os.nice", lambda _: 0)
-    cooking._start_cooking()
-    assert cooking.cooked_set() == folder and not cooking._lock().exists()
-    cooking.cook_in_background(messages.append)
-    assert len(started) == 1
-
-
-def test_a_failed_cook_is_not_repeated(folder, monkeypatch):
-    monkeypatch.setattr("os.nice", lambda _: 0)
-    monkeypatch.setattr(cooking, "make", lambda: cml.load(folder))
-    cooking._begin()
-    cooking._start_cooking()
-    assert "error" in json.loads((folder / "made_of.json").read_text())
-    assert cooking.cooked_set() is None
-    started = []
-    monkeypatch.setattr("subprocess.Popen", lambda command, **_: started.append(command))
-    cooking.cook_in_background(started.append)
-    assert started == []
-
-
-def test_installed_package_does_not_cook(folder, monkeypatch):
-    monkeypatch.setattr(cooking, "_is_checkout", lambda: False)
-    cooking.cook_in_background(lambda message: pytest.fail(message))
-    assert not folder.exists()

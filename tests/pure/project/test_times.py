@@ -12,7 +12,6 @@ from tests.fixtures.pages import ROOT
 
 #: times that people need or notice, by file and name
 OF_PEOPLE = {
-    "demo_game/cooking.py": {"_PATIENCE_S"},
     "demo_game/fitting.py": {"FINISHED_S"},
     "demo_game/flight.py": {"_STEP_S"},
     "demo_game/game.py": {"LEAST_MS"},
