@@ -21,6 +21,7 @@ from cml_engine.compiler.passes.fuse_elementwise import fuse_elementwise
 from cml_engine.compiler.passes.fuse_epilogues import fuse_epilogues
 from cml_engine.compiler.passes.group_normalization import normalize_groups
 from cml_engine.compiler.passes.infer import infer_facts
+from cml_engine.compiler.passes.join_slices import join_slices
 from cml_engine.compiler.passes.kept_tensors import add_kept_tensors
 from cml_engine.compiler.passes.partition import group_cpu_operators
 from cml_engine.compiler.passes.raise_elementwise import raise_elementwise
@@ -48,6 +49,7 @@ STAGES: tuple[tuple[str, Callable[[Graph], Graph], str], ...] = (
     ("bypass", bypass, "what changes nothing stands between operators that belong together"),
     ("groups", normalize_groups, "before others: a map that is not reshaped may lie in blocks"),
     ("slices", fold_slices, "before padding, which takes what is left of a border"),
+    ("joins", join_slices, "after slices, which convolutions alone may take"),
     ("padding", fold_padding, "a pad before a conv is a tensor less to write and read"),
     ("affine", fold_affine, "before fusing: what is in the weights costs nothing at all"),
     ("normalization", expand_normalization, "what the weights could not take, an epilogue can"),

@@ -24,7 +24,7 @@ from cml_engine.testing import case_graph, check_graph, check_on_gpu
 
 OPS = (
     *("transpose", "slice", "tile", "concat", "nearest_upsample", "matmul", "linear"),
-    *("matmul_heads", "standardize"),
+    *("concat_windows", "matmul_heads", "standardize"),
 )
 LARGER = {
     "transpose": [

@@ -557,6 +557,38 @@ def test_normalizations_that_are_not_of_rows_stay():
     assert not is_one((1, 8, 20), [2], kept=2)  # its mean is an output
 
 
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        ("concat({0}, {1}, axis=1)", True),
+        ("concat({0}, relu(x), axis=2)", False),  # most of it is no slice
+        ("concat({0}, {0}, axis=1)", False),  # one tensor, bound twice
+        ("concat({0}, slice(x, axes=[2], begin=[0], end=[6], stride=[2]), axis=1)", True),
+        ("concat(relu({0}), {1}, axis=1)", True),
+    ],
+)
+def test_slices_before_a_concat_are_its_windows(text, is_one):
+    net = Net(1, 3, 7, 4)
+    cut = "slice({}, axes=[2], begin=[{}], end=[{}], stride=[])"
+    first = net(cut.format("x", 2, 5))
+    second = net(cut.format("sigmoid(x)", 4, 7))
+    graph = net.graph(net(text.format(first, second)))
+    changed = optimize(graph)
+    assert ("concat_windows" in operators(changed)) == is_one
+    one_stays = "stride" in text or "relu({0}" in text
+    assert ("slice" in operators(changed)) == (not is_one or one_stays)
+    agree(graph, changed, net.input())
+
+
+def test_slices_of_maps_in_blocks_stay():
+    net = Net(1, 8, 7, 4)
+    first, second = (
+        net(f"slice(conv(x, 8), axes=[2], begin=[{i}], end=[{i + 5}], stride=[])") for i in (0, 2)
+    )
+    graph = net.graph(net.conv(net(f"concat({first}, {second}, axis=1)"), 4))
+    assert "concat_windows" not in operators(optimize(graph))
+
+
 def projection(net, x, columns, *epilogues):
     """Adds a product of ``x`` with a constant matrix; returns the name of its result."""
     matrix = net.random(1, net.shape(x)[-1], columns)
