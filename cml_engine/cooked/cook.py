@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from itertools import chain
 
@@ -46,6 +47,7 @@ def cook(
     options: CompileOptions = CompileOptions(),
     *,
     player: bool = False,
+    browser: bool = False,
     golden: bool = True,
     guesses: Sequence[DeviceGuess] = (),
 ) -> bytes:
@@ -57,6 +59,7 @@ def cook(
     devices : names of :data:`PROFILES`.
     options : of all plans, as of a session's; but without ``keep`` and ``plan``.
     player : leave out the graph, which only Python can use.
+    browser : leave out SPIR-V too, which browsers do not take: most of a kernel's bytes.
     golden : add an input and NumPy's outputs of it (if every operator has a NumPy function).
     guesses : the assumed speed of devices, for players.
 
@@ -70,7 +73,7 @@ def cook(
         raise InputError(
             "options: keep and plan are for sessions, not for cooked files: leave them out"
         )
-    for value, option in ((player, "player"), (golden, "golden")):
+    for value, option in ((player, "player"), (browser, "browser"), (golden, "golden")):
         check_flag(value, option)
     names = check_choices(tuple(PROFILES), list(devices), "devices")
     if not names:
@@ -98,7 +101,7 @@ def cook(
             node.source,
         )
     sections = Sections()
-    kernels = _write_plans(plans, profiles, gas_of(graph), sections)
+    kernels = _write_plans(plans, profiles, gas_of(graph), browser, sections)
     write_kernels(kernels, sections)
     if not player:
         write_graph(optimized, sections)
@@ -130,7 +133,11 @@ def _options(profile: Profile, options: CompileOptions) -> CompileOptions:
 
 
 def _write_plans(
-    plans: Sequence[Plan], profiles: Sequence[Profile], gas: int, sections: Sections
+    plans: Sequence[Plan],
+    profiles: Sequence[Profile],
+    gas: int,
+    browser: bool,
+    sections: Sections,
 ) -> list[Codes]:
     """Adds the plans to ``sections``, and compiles their kernels on all cores.
 
@@ -141,7 +148,7 @@ def _write_plans(
     digests = {key: digest_of(key) for key in set(chain.from_iterable(keys))}
     variants = {digests[key]: key for key in chain.from_iterable(keys)}
     with ThreadPoolExecutor(os.cpu_count() or 1, "cml-cook") as threads:
-        kernels = list(threads.map(compiled, variants.values()))
+        kernels = list(threads.map(partial(compiled, browser=browser), variants.values()))
     numbers = {digest: number for number, digest in enumerate(variants)}
     for plan, profile, plan_keys in zip(plans, profiles, keys, strict=True):
         used = [numbers[digests[key]] for key in plan_keys]

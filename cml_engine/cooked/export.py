@@ -18,8 +18,8 @@ from cml_engine.io.output_folder import OutputFolder, check_new_folder
 from cml_engine.ir.graph import Graph
 from cml_engine.runtime.session.compile_graph import CompileOptions
 
-#: profiles for browsers; plans for a CPU driver would add another copy of the weights
-_WEB_PROFILES = ("discrete", "portable")
+#: profiles for browsers, without a GPU too
+_WEB_PROFILES = ("discrete", "portable", "software-portable")
 #: the player's files that an export has, by their exported names
 _WEB_FILES = {
     "index.html": "page.html",
@@ -91,7 +91,7 @@ def export_player(
     check_new_folder(folder, overwrite)
     profiles, sources = (_WEB_PROFILES, _WEB_FILES) if is_web else (tuple(PROFILES), _C_FILES)
     files = {name: (player / source).read_bytes() for name, source in sources.items()}
-    files["net.cml"] = cook(graph, profiles, options, player=True, guesses=guesses)
+    files["net.cml"] = cook(graph, profiles, options, player=True, browser=is_web, guesses=guesses)
     model: dict[str, Json] = {"name": graph.name, "file": "net.cml"}
     if is_web:
         picture = picture_of(graph)

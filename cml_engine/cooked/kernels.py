@@ -75,12 +75,12 @@ def digest_of(key: ShaderKey) -> str:
     return digest(key, "spirv")
 
 
-def compiled(key: ShaderKey) -> Codes:
+def compiled(key: ShaderKey, browser: bool = False) -> Codes:
     """Compiles a kernel variant to SPIR-V and WGSL, and returns both.
 
     The engine's kernels have SPIR-V, and WGSL if they can be expressed in it; some have WGSL
-    only. A game's kernels have SPIR-V only if WGSL cannot express them (:func:`compile_kernel`
-    explains why).
+    only. A game's kernels, and with ``browser`` all, have SPIR-V only if WGSL cannot express them
+    (:func:`compile_kernel` explains why).
     """
     try:
         wgsl = compile_wgsl(key)
@@ -89,10 +89,10 @@ def compiled(key: ShaderKey) -> Codes:
             raise
         wgsl = ""
     spirv: bytes | str = b""
-    if not key.interface and not key.wgsl_only:
+    if not wgsl:
+        spirv = compile_kernel(key) if key.interface else compile_spirv(key)
+    elif not (browser or key.interface or key.wgsl_only):
         spirv = compile_spirv(key)
-    elif not wgsl:
-        spirv = compile_kernel(key)
     assert isinstance(spirv, bytes)
     return Codes(digest_of(key), key.label, key.params_bytes, key.tensors, key.trusted, spirv, wgsl)
 

@@ -18,16 +18,14 @@ import cml_engine as cml
 from cml_engine.io import write_atomically
 from examples.command import run_command
 from examples.deno import find_deno
-from examples.web_world.__main__ import print_address, write_networks, write_player
+from examples.web_world.__main__ import PROFILES, print_address, write_networks, write_player
 
 VERSION = "0.187.0"
 _THREE = ("three.webgpu.js", "three.tsl.js", "three.core.js")
 _HERE = Path(__file__).parent
 
 
-def write_host(
-    folder: Path, profiles: Sequence[str] = ("discrete", "portable"), three: Path | None = None
-) -> None:
+def write_host(folder: Path, profiles: Sequence[str] = PROFILES, three: Path | None = None) -> None:
     """Writes the page, three.js, the player and the cooked networks to ``folder``.
 
     ``three`` is a folder that contains three.js; without it three.js is downloaded.

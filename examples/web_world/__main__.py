@@ -24,12 +24,14 @@ from examples.command import run_command
 _SHOWN = {"heights": "upres", "albedo": "texture", "density": "population"}
 #: the same for the integer world, where upres outputs only an offset to the land
 _EXACT_SHOWN = {**_SHOWN, "heights": "ground"}
+#: classes of devices with a browser, with a GPU or without one
+PROFILES = ("discrete", "portable", "software-portable")
 _HERE = Path(__file__).parent
 _INSTALLED = Path(cml.__file__).parent / "cooked/players/web"
 _PLAYER = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).parents[2] / "players/web"
 
 
-def write_world(folder: Path, profiles: Sequence[str] = ("discrete", "portable")) -> None:
+def write_world(folder: Path, profiles: Sequence[str] = PROFILES) -> None:
     """Writes the page, the player and the cooked networks of both worlds to ``folder``.
 
     Any web server can serve the folder.
@@ -56,7 +58,7 @@ def write_networks(folder: Path, profiles: Sequence[str], integer: bool = False)
     )
     sessions = _needed(chain, {*outputs.values(), *(session for session, _ in digested)})
     for name in sessions:
-        data = cook(chain.graphs[name], profiles, player=True)
+        data = cook(chain.graphs[name], profiles, player=True, browser=True)
         write_atomically(folder / f"{name}.cml", data)
     manifest = {
         "sources": {

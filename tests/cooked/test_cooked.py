@@ -222,6 +222,18 @@ def test_a_file_for_players_has_no_graph(model, data, gpu):
         cml.Session(player, "cpu")
 
 
+def test_a_file_for_browsers_has_no_spirv(model, data, gpu):
+    file = cook(model, browser=True)
+    assert len(file) < 0.8 * len(data)
+    forms = own(file), own(data)
+    assert not any(kernel.has_spirv for kernel in forms[0].cooked_form.kernels.values())
+    for name in ("has_wgsl", "flags"):
+        kernels = [form.cooked_form.kernels.values() for form in forms]
+        assert len({tuple(getattr(k, name) for k in each) for each in kernels}) == 1
+    results = (cml.Session(form, gpu).run(small_inputs()) for form in forms)
+    close(*results, 1e-5)
+
+
 def test_unsupported_calls_on_a_cooked_network_are_refused(cooked, gpu, tmp_path):
     with raises(cml.InputError, "passes have run"):
         cml.Session(cooked, "cpu", cml.CompileOptions(without=frozenset({"fuse"})))

@@ -54,7 +54,9 @@ def test_exported_page_is_complete(page):
         m for text in texts.values() for m in re.findall(r'"(?:\./)?([\w.]+\.(?:js|css))"', text)
     }
     assert expected <= set(texts)
-    assert cml.load_cooked(page / "net.cml")
+    cooked = cml.load_cooked(page / "net.cml").cooked_form
+    assert [plan.profile for plan in cooked.plans] == ["discrete", "portable", "software-portable"]
+    assert all(kernel.has_wgsl and not kernel.has_spirv for kernel in cooked.kernels.values())
 
 
 def test_export_refuses_a_non_empty_folder(page, capsys):

@@ -47,6 +47,7 @@ GROUP = "Ship it"
         "leave out the graph: a smaller file, for the C and JavaScript players and the named "
         "devices only",
     ),
+    flag("output", "--browser", "leave out SPIR-V, which browsers do not take: a smaller file"),
     flag(
         "output",
         "--without-golden",
@@ -83,6 +84,7 @@ def cook(a: Namespace) -> int:
         [name.strip() for name in a.devices.split(",")] if a.devices else list(PROFILES),
         compile_options(a),
         player=a.player,
+        browser=a.browser,
         golden=not a.without_golden,
         guesses=cooked_guesses(),
     )
