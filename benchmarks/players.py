@@ -2,8 +2,9 @@
 
 ``python -m benchmarks.players`` builds ``players/c/tools/play.c`` for both APIs with CMake, and
 prints a table: loading, a run on the host's clock, and the peak of the process's memory, of each
-network; and the CPU time of encoding a frame of 200 dispatches. ncnn's memory is what it adds to
-that of Python.
+network; and the CPU time of encoding a frame of 200 dispatches. The last column is the median over
+the rounds of Vulkan's least value divided by wgpu-native's. ncnn's memory is what it adds to that
+of Python.
 """
 
 from __future__ import annotations
@@ -50,6 +51,12 @@ class Figures:
     load_ms: list[float] = field(default_factory=list)
     run_ms: list[float] = field(default_factory=list)
     memory_mb: list[float] = field(default_factory=list)
+
+    def least(self, key: str) -> list[float]:
+        """Returns the least value of each round."""
+        values: list[float] = getattr(self, key)
+        count = len(values) // len(self.memory_mb)
+        return [min(values[i : i + count]) for i in range(0, len(values), count)]
 
 
 def build(folder: Path) -> dict[str, Path]:
@@ -131,8 +138,9 @@ def bench(name: str, programs: Mapping[str, Path], rounds: int) -> dict[str, Fig
         MODELS[name](workload)
         file.write_bytes(cook(cml.load(workload.nnef), _DEVICES, golden=False))
         ncnn = [sys.executable, "-m", "benchmarks.players", "--ncnn", path]
-        for _ in range(rounds):
-            told = {t: play(p, file, "--runs", "7", "--wait") for t, p in programs.items()}
+        for number in range(rounds):
+            order = list(programs.items())[:: -1 if number % 2 else 1]
+            told = {t: play(p, file, "--runs", "12", "--wait") for t, p in order}
             if workload.param.exists():
                 told[NCNN] = _told(
                     subprocess.run(ncnn, cwd=ROOT, check=True, stdout=subprocess.PIPE)
@@ -159,8 +167,10 @@ def encoding(programs: Mapping[str, Path], rounds: int) -> dict[str, float]:
 
 def table(found: Mapping[str, Mapping[str, Figures]], encoded: Mapping[str, float]) -> str:
     """Returns the figures as Markdown: medians and, of a machine at rest, the least."""
+    ours, theirs = PROGRAMS
     titles = (*PROGRAMS, NCNN)
-    rows = [f"| network | figure | {' | '.join(titles)} |", "|---|---|" + "--:|" * len(titles)]
+    heads = ("network", "figure", *titles, f"{ours} ÷ {theirs}")
+    rows = [f"| {' | '.join(heads)} |", "|---|---|" + "--:|" * (len(titles) + 1)]
     units = {"load_ms": "loading, ms", "run_ms": "a run, ms", "memory_mb": "peak memory, MB"}
     for name, by_title in found.items():
         for key, unit in units.items():
@@ -168,8 +178,11 @@ def table(found: Mapping[str, Mapping[str, Figures]], encoded: Mapping[str, floa
             cells = [
                 f"{statistics.median(v):.1f} ({min(v):.1f})" if v else "cannot load" for v in values
             ]
+            pairs = zip(by_title[ours].least(key), by_title[theirs].least(key), strict=True)
+            cells.append(f"{statistics.median(a / b for a, b in pairs):.2f}")
             rows.append(f"| {name} | {unit} | {' | '.join(cells)} |")
     cells = [f"{encoded[title]:.0f}" if title in encoded else "" for title in titles]
+    cells.append(f"{encoded[ours] / encoded[theirs]:.2f}")
     unit = "encoding and submitting a frame, µs of CPU"
     rows.append(f"| {_DISPATCHES} dispatches | {unit} | {' | '.join(cells)} |")
     return "\n".join(rows)

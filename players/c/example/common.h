@@ -31,7 +31,7 @@ static inline int load_network(const cml_backend *backend, const void *bytes, si
     if (status == CML_OK)
         status = cml_load_cooked(*scheduler, bytes, size, CML_TRUSTED, net, &error);
     if (status == CML_OK)
-        while ((status = cml_build(*net, 10.0, &error)) == CML_PENDING) {}
+        while ((status = cml_build(*net, 10.0, &error)) == CML_PENDING) {} /* an engine draws */
     if (status != CML_OK) print_error(&error);
     return status == CML_OK;
 }

@@ -35,8 +35,10 @@ def test_worse_ratio_is_reported_but_slower_machine_is_not():
 
 
 def test_players_are_compared_by_medians_and_the_least():
-    vulkan = players.Figures([2.0, 4.0, 3.0], [1.0], [100.0])
-    figures = {"Vulkan": vulkan, "wgpu-native": vulkan, players.NCNN: players.Figures()}
+    vulkan = players.Figures([2.0, 4.0], [1.0, 9.0, 2.0, 9.0], [100.0, 100.0])
+    native = players.Figures([4.0, 4.0], [1.0, 8.0, 1.0, 8.0], [200.0, 100.0])
+    figures = {"Vulkan": vulkan, "wgpu-native": native, players.NCNN: players.Figures()}
     rows = players.table({"net": figures}, {"Vulkan": 90.4, "wgpu-native": 500.0}).splitlines()
-    assert rows[2] == "| net | loading, ms | 3.0 (2.0) | 3.0 (2.0) | cannot load |"
-    assert rows[-1].endswith("| 90 | 500 |  |") and len(rows) == 6
+    assert rows[2] == "| net | loading, ms | 3.0 (2.0) | 4.0 (4.0) | cannot load | 0.75 |"
+    assert rows[3].endswith("| cannot load | 1.50 |") and len(rows) == 6
+    assert rows[-1].endswith("| 90 | 500 |  | 0.18 |")
