@@ -26,6 +26,7 @@ from cml_engine.compiler.passes.kept_tensors import add_kept_tensors
 from cml_engine.compiler.passes.partition import group_cpu_operators
 from cml_engine.compiler.passes.raise_elementwise import raise_elementwise
 from cml_engine.compiler.passes.rules import apply_registered
+from cml_engine.compiler.passes.single_factors import move_single_factors
 from cml_engine.compiler.passes.single_values import use_single_values
 from cml_engine.compiler.passes.sink_transposes import sink_transposes
 from cml_engine.compiler.passes.standardize_rows import standardize_rows
@@ -51,6 +52,7 @@ STAGES: tuple[tuple[str, Callable[[Graph], Graph], str], ...] = (
     ("slices", fold_slices, "before padding, which takes what is left of a border"),
     ("joins", join_slices, "after slices, which convolutions alone may take"),
     ("padding", fold_padding, "a pad before a conv is a tensor less to write and read"),
+    ("factors", move_single_factors, "before affine, which takes what is constant of a factor"),
     ("affine", fold_affine, "before fusing: what is in the weights costs nothing at all"),
     ("normalization", expand_normalization, "what the weights could not take, an epilogue can"),
     ("rows", standardize_rows, "before fusing: scale and offset become epilogues"),
@@ -70,7 +72,7 @@ AS_WRITTEN = frozenset(NAMES) - {"infer", "fold"}
 
 
 #: stages that integer networks skip: they would move a rounding, or put floats in weights
-_FLOAT_STAGES = frozenset({"rules", "groups", "affine", "normalization", "rows"})
+_FLOAT_STAGES = frozenset({"rules", "groups", "factors", "affine", "normalization", "rows"})
 
 
 def optimize(graph: Graph, without: frozenset[str] = frozenset(), *, retain: bool = False) -> Graph:

@@ -36,8 +36,9 @@ def fuse_elementwise(graph: Graph) -> Graph:
     """Returns the graph with elementwise nodes fused into the last elementwise node that reads
     their results.
 
-    A node is fused if all its readers are in the same kernel and all results have the same fact.
-    Chains are fused, and trees whose branches meet.
+    A node is fused if all its readers are in the same kernel and all results have the same fact,
+    or a single value, which every thread then computes. Chains are fused, and trees whose branches
+    meet.
     """
     readers = {name: {n.outputs[0] for n in nodes} for name, nodes in graph.consumers().items()}
     absorbable: dict[str, _ChainLink] = {}  # keyed by output
@@ -84,6 +85,12 @@ def _parts(
     """
     parts = {last.node.outputs[0]: last}
     result = graph.facts[last.node.outputs[0]]
+
+    def is_alike(name: str) -> bool:
+        fact = graph.facts[name]
+        is_single = fact.size == 1 and fact.rank <= result.rank and fact.dtype == result.dtype
+        return fact == result or is_single
+
     refused: set[str] = set()
     while True:
         names = frozenset().union(*(part.names for part in parts.values()))
@@ -91,10 +98,10 @@ def _parts(
         # the last ones first, because their producers can join only when all readers are in
         for name in sorted(candidates - parts.keys() - refused, key=lambda n: -absorbable[n].index):
             joined_parts = [*parts.values(), absorbable[name]]
-            if graph.facts[name] == result and readers[name] <= names and _fit(joined_parts):
+            if is_alike(name) and readers[name] <= names and _fit(joined_parts):
                 parts[name] = absorbable[name]
                 break
-            if graph.facts[name] != result or not _fit(joined_parts):
+            if not is_alike(name) or not _fit(joined_parts):
                 refused.add(name)
         else:
             return sorted(parts.values(), key=lambda part: part.index)

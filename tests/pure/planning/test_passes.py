@@ -589,6 +589,56 @@ def test_slices_of_maps_in_blocks_stay():
     assert "concat_windows" not in operators(optimize(graph))
 
 
+def single_net(*shape):
+    """Returns a net with a second tensor of one value, which is computed, and its name."""
+    net = Net(*shape)
+    return net, net("add(max_reduce(x, axes=[0, 1, 2, 3]), constant(5.0))")
+
+
+def test_factors_of_single_values_go_to_the_kernels_around():
+    net, single = single_net(1, 1, 6, 7)
+    graph = net.graph(net(f"div(conv(x, 8), mul({single}, constant(4.0)))"))
+    changed = optimize(graph)
+    assert operators(changed) == ["max_reduce", "add", "conv"]
+    assert [e.op for e in changed.nodes[2].epilogues] == ["div"]
+    agree(graph, changed, net.input())
+    net, single = single_net(1, 1, 6, 7)
+    graph = net.graph(net(f"div(conv(x, 8), mul({single}, constant(3.0)))"))
+    assert operators(optimize(graph)) == ["max_reduce", "add", "conv"]  # mul is in the chain
+
+
+@pytest.mark.parametrize(
+    ("others", "ops"),
+    [
+        ([], ["max_reduce", "add", "conv", "conv"]),
+        (["relu({0})"], ["max_reduce", "add", "conv", "conv", "relu"]),  # add and div are one
+        (["conv({0}, 4, padding=[(1, 1), (1, 1)])"], ["max_reduce", "add", "conv", "conv", "conv"]),
+    ],
+)
+def test_a_quotient_before_convolutions_is_an_epilogue_of_each(others, ops):
+    net, single = single_net(1, 3, 6, 7)
+    scaled = net(f"div(x, {single})")
+    results = []
+    for text in ["conv({0}, 5)", "conv({0}, 2, 1)", *others]:
+        results.append(net(text.format(scaled)))
+    for node_ in net.nodes:
+        if node_.op == "conv":
+            net.constants[node_.inputs[2]] = np.zeros_like(net.constants[node_.inputs[2]])
+    graph = net.graph(*results)
+    changed = optimize(graph)
+    assert sorted(operators(changed)) == sorted(ops)
+    agree(graph, changed, net.input())
+
+
+def test_a_convolution_of_one_value_is_in_the_chain_that_computes_it():
+    net, single = single_net(1, 1, 6, 7)
+    graph = net.graph(net(f"conv(log2(mul({single}, constant(0.3))), 9, 1)"))
+    changed = optimize(graph)
+    assert operators(changed) == ["max_reduce", "add"]
+    assert [e.op for e in changed.nodes[1].epilogues] == ["mul", "log2", "mul", "add"]
+    agree(graph, changed, net.input())
+
+
 def projection(net, x, columns, *epilogues):
     """Adds a product of ``x`` with a constant matrix; returns the name of its result."""
     matrix = net.random(1, net.shape(x)[-1], columns)
