@@ -55,7 +55,7 @@ NONE = "none"
 PARALLEL = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "worksteal")
 #: the tests that 'unlike' runs
 UNLIKE = (
-    "tests/scheduler", "tests/gpu/frames", "tests/demo", "tests/panel", "tests/tuning",
+    "tests/scheduler", "tests/demo", "tests/panel", "tests/tuning",
     "tests/live/test_retaining_jobs.py", "--ignore=tests/demo/test_window.py",
 )  # fmt: skip
 #: folders of the tree that links in cml_engine/ make parts of it

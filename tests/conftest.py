@@ -1,8 +1,7 @@
 """Rules for the whole suite: tests declare what they need, and are skipped without it.
 
-A test needs a GPU adapter if it is marked ``gpu``, takes the ``gpu`` fixture or lies under
-``tests/gpu``; a test under ``tests/oracles`` needs another implementation. If the requirement is
-missing, the test still appears, skipped and counted, with the reason.
+A test needs a GPU adapter if it is marked ``gpu`` or takes the ``gpu`` fixture. Without an adapter
+it still appears, skipped and counted, with the reason.
 """
 
 from __future__ import annotations
@@ -288,8 +287,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """
     if config.option.markexpr != "not long" or collection_path.suffix != ".py":
         return None
-    text = collection_path.read_text(encoding="utf-8")
-    return "\npytestmark = pytest.mark.long\n" in text or None
+    return _marks_all(collection_path, "long") or None
 
 
 def pytest_pycollect_makemodule(
@@ -297,7 +295,7 @@ def pytest_pycollect_makemodule(
 ) -> pytest.Module | None:
     """Returns a :class:`_SkippedFile` for a file of GPU tests if wgpu is not installed, else
     None."""
-    if importlib.util.find_spec("wgpu") is None and _needs_gpu(module_path):
+    if importlib.util.find_spec("wgpu") is None and _marks_all(module_path, "gpu"):
         return _SkippedFile.from_parent(parent, path=module_path)
     return None
 
@@ -305,10 +303,7 @@ def pytest_pycollect_makemodule(
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        folder = _folder(item.path)
-        if folder == "oracles":
-            item.add_marker(pytest.mark.oracle)
-        if folder == "gpu" or "gpu" in getattr(item, "fixturenames", ()):
+        if "gpu" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.gpu)
 
 
@@ -341,7 +336,7 @@ def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport, sched: Any
     tests of textures. The summary names the test; a second crash is a failure.
     """
     file = TESTS.parent / crashitem.partition("::")[0]
-    if _needs_gpu(file) and crashitem not in _crashed:
+    if _marks_all(file, "gpu") and crashitem not in _crashed:
         _crashed.add(crashitem)
         report.outcome = cast(Any, "crashed")
         sched.mark_test_pending(crashitem)
@@ -369,17 +364,7 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     return text.removeprefix("Skipped: ").splitlines()[0]
 
 
-def _needs_gpu(file: Path) -> bool:
-    """Returns True if all tests of a file need an adapter, by their folder or their mark."""
+def _marks_all(file: Path, mark: str) -> bool:
+    """Returns True if a file's ``pytestmark`` gives a mark to all its tests."""
     text = file.read_text(encoding="utf-8")
-    return (
-        _folder(file) == "gpu"
-        or re.search(r"^pytestmark = .*\bmark\.gpu\b", text, re.M) is not None
-    )
-
-
-def _folder(path: Path) -> str:
-    """Returns the name of the folder directly under ``tests`` that contains the file; "" if none
-    does."""
-    parts = path.relative_to(TESTS).parts if path.is_relative_to(TESTS) else ()
-    return parts[0] if len(parts) > 1 else ""
+    return re.search(rf"^pytestmark = .*\bmark\.{mark}\b", text, re.M) is not None

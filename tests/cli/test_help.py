@@ -68,7 +68,7 @@ def test_unknown_adapter_is_named(command, workplace, refused):
 def workplace(tmp_path_factory):
     """A folder with the files that the examples in the help name, with a network of one conv.
 
-    The network that ``cml example`` writes has tests in tests/gpu/sessions/test_example_network.py.
+    The network that ``cml example`` writes has tests in tests/examples/test_example_network.py.
     """
     folder = tmp_path_factory.mktemp("examples")
     net = cml.GraphBuilder("enlarge")

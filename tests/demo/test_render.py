@@ -29,7 +29,7 @@ SEED = 7
 WIDTH, HEIGHT = 192, 108
 SMALL = replace(SOFTWARE, width=WIDTH, height=HEIGHT, slots=160)
 SRGB = "rgba8unorm-srgb"
-GOLDEN = Path(__file__).parents[1] / "golden" / "demo_coast.png"
+GOLDEN = Path(__file__).with_name("coast.png")
 EYE = (-11520.0, 1186.0, -5886.0)
 #: a few tiles of several levels
 COARSE = Detail(finest=2, coarsest=5, split=1.1, view_m=6000.0)

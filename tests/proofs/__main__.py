@@ -40,8 +40,8 @@ _WORKERS = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "worksteal")
 _FUZZ = ("-m", "tests.proofs.fuzz")
 #: the arguments of Python by part
 PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "variants": (("-m", "pytest", "-m", "long", *_WORKERS, "tests/gpu/kernels"),),
-    "long": (("-m", "pytest", "-m", "long", "--ignore=tests/gpu/kernels"),),
+    "variants": (("-m", "pytest", "-m", "long", *_WORKERS, "tests/operators"),),
+    "long": (("-m", "pytest", "-m", "long", "--ignore=tests/operators"),),
     "calls": (("-m", "tests.proofs.operator_calls", "--no-write"),),
     "onnx": (
         ("-m", "tests.proofs.onnx_nodes", "--backend", "cpu"),

@@ -1,6 +1,6 @@
 """Prints the table of ncnn's layers; with ``--write`` it renews docs/ncnn_layers.md.
 
-``tests/oracles/test_ncnn_layers.py`` checks that the table has every layer of ncnn's own list, and
+``tests/ncnn/test_layers.py`` checks that the table has every layer of ncnn's own list, and
 compares the numbers of those that convert.
 """
 

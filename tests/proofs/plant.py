@@ -3,7 +3,7 @@
     python -m tests.proofs.plant                 # all faults; exit code 1 if one survives
     python -m tests.proofs.plant pool readback   # those with one of these words in their names
     python -m tests.proofs.plant --jobs 2        # as many copies at a time
-    python -m tests.proofs.plant --tests tests/gpu/sessions   # these for every fault
+    python -m tests.proofs.plant --tests tests/sessions   # these for every fault
 
 A fault that makes the tests fail to start, or that the tests notice without it too, proves nothing
 and counts as surviving.

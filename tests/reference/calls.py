@@ -20,7 +20,7 @@ from tests.reference.formulas import FORMULAS, wanted
 
 Array = np.ndarray[Any, Any]
 load_families()
-#: resolved at load: no formula, but tests of their own (tests/cpu/networks/test_small_models.py)
+#: resolved at load: no formula, but tests of their own (tests/operators/test_small_models.py)
 GRAPH_LEVEL = ("external", "variable", "constant", "update")
 SIGNATURES = operator_signatures()
 OPERATORS = tuple(op for op in SIGNATURES if op not in GRAPH_LEVEL)
