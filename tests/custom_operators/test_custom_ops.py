@@ -327,10 +327,12 @@ def test_a_tolerance_that_is_too_small_shows_the_one_to_declare(form, gpu, rng):
     inputs = {"x": rng.standard_normal((1, 3, 8, 8), np.float32)}
     report = Validation.of(gpu.name, check_nodes(optimize(graph), gpu, inputs))
     assert not report.ok
-    (line,) = re.findall(r"declare tolerance=(\S+) in the cml.OpSpec of 'own'", str(report))
-    assert f"declare tolerance={line[0]}" in str(failed.value)
+    advice = re.compile(r"declare tolerance=(\S+) in the cml.OpSpec of 'own'")
+    (of_nodes,) = map(float, advice.findall(str(report)))
+    (of_cases,) = map(float, advice.findall(str(failed.value)))
+    assert 0.5 <= of_nodes / of_cases <= 2  # they see other inputs
     ops.unregister("own")
-    rounded(form, SINE, ROUNDED[SINE], tolerance=float(line))
+    rounded(form, SINE, ROUNDED[SINE], tolerance=of_nodes)
     assert Validation.of(gpu.name, check_nodes(optimize(graph), gpu, inputs)).ok
 
 
