@@ -205,6 +205,10 @@ class Artifact:
         digest = self.meta.get("integer")
         return bytes.fromhex(digest) if digest else None
 
+    def choose(self, limits: Limits) -> tuple[CookedPlan | None, list[str]]:
+        """Returns the file's plan for a device, or None, and the reasons why others do not fit."""
+        return choose(self.plans, limits, lambda plan: _lacking(plan, limits))
+
     def plan(self, limits: Limits, storage: str, plain: bool, lower: Callable[[], T]) -> T:
         """Returns the plan for a device with these limits.
 
@@ -214,7 +218,7 @@ class Artifact:
         :class:`StaleArtifact` if no plan is possible.
         """
         as_cooked = plain and storage in ("float", self.storage)
-        cooked_plan, reasons = choose(self.plans, limits, lambda plan: _lacking(plan, limits))
+        cooked_plan, reasons = self.choose(limits)
         if as_cooked and cooked_plan is not None:
             self._log_choice(cooked_plan, limits, reasons)
             return cooked_plan.plan(self.name)  # type: ignore[return-value]

@@ -57,6 +57,8 @@ def test_the_parts_pass_and_the_file_names_device_and_versions(run_selftest, gpu
     printed, report = run_selftest(" ".join(f"--only {p}" for p in (*parts, "relu", "box")))
     assert [part.name for part in report.parts] == ["kernels", *parts]
     assert all(part.checks and part.result == "ok" for part in report.parts)
+    (note,) = (part.note for part in report.parts if part.name == "cooked")
+    assert ("plan 'software" in note) == gpu.limits.software
     assert report.ok and report.quick and not report.running and "no check failed" in printed
     assert report.device["name"] == gpu.name and report.device["limits"]
     assert report.versions["wgpu"] and report.versions["numpy"]

@@ -19,7 +19,7 @@ from cml_engine.tools.selftest import networks
 from cml_engine.tools.selftest.context import SelfTest, expect
 from cml_engine.tools.selftest.frame_loop import FrameLoop
 
-#: WebGPU guarantees the limits of this profile, so every device can run its plan
+#: the profile of integer networks: WebGPU guarantees its limits, so every device can run its plan
 _PROFILE = "portable"
 
 
@@ -27,7 +27,7 @@ def check_cooked(test: SelfTest) -> None:
     """Runs cooked files with and without the driver's run-time checks.
 
     Integer networks must have their committed digests. A network of floats must give the outputs
-    that NumPy computed when it was cooked.
+    that NumPy computed when it was cooked; the part's note says which plan this device takes.
     """
     digests = networks.integer_digests()
     for name in [*digests][: 1 if test.quick else None]:
@@ -41,9 +41,12 @@ def check_cooked(test: SelfTest) -> None:
 
         _check(test, f"integer network '{name}'", cook(graph, [_PROFILE], golden=False),
                random_words(graph, 11), check_digest)  # fmt: skip
-    data = cook(_network_with_slider(), [_PROFILE])
+    data = cook(_network_with_slider())
     artifact = load_cooked(data).cooked_form
     assert isinstance(artifact, Artifact) and artifact.golden
+    plan, unfit = artifact.choose(test.gpu.limits)
+    if plan is not None:
+        test.part.note = "; ".join([f"plan '{plan.profile}'", *unfit])
     golden = artifact.golden
 
     def check_golden(outputs: Mapping[str, Array]) -> None:
