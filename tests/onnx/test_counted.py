@@ -24,6 +24,7 @@ from cml_engine.formats.onnx.counted_statements import STATEMENTS  # noqa: E402
 from cml_engine.formats.onnx.op_schemas import all_schemas  # noqa: E402
 from cml_engine.runtime.reach_check import check_reach  # noqa: E402
 from cml_engine.scheduler import FrameScheduler  # noqa: E402
+from tests.fixtures.cooked import DEVICES  # noqa: E402
 from tests.fixtures.counted_models import (  # noqa: E402
     NO_ANSWER,
     check_counted_model,
@@ -291,7 +292,7 @@ def test_a_case_on_a_gpu_in_slices_and_cooked(name, gpu):
     _check(whole, data, x)
     scheduler = FrameScheduler(gpu, budget_ms=2.0)
     job = scheduler.submit(session, {"x": x}, read=True).wait(60)
-    cooked = load_cooked(cook(graph, ["software"]), trusted=True)
+    cooked = load_cooked(cook(graph, DEVICES), trusted=True)
     from_file = cml.Session(cooked, gpu).run({"x": x})
     for output in whole:
         assert_array_equal(job.read(output), whole[output])

@@ -9,6 +9,7 @@ import cml_engine as cml
 from cml_engine.cooked import PROFILES, cook
 from cml_engine.tools import cli
 from cml_engine.tools.report.model_info import CookedInfo
+from tests.fixtures.cooked import DEVICES
 from tests.fixtures.graphs import Net
 from tests.fixtures.texels import texture_of
 
@@ -64,7 +65,7 @@ def sessions(graph, gpu, options):
     """Yields a session of each kind: on both backends, from a cooked file, and at another shape."""
     yield cml.Session(graph, "cpu", options) if options.storage == "float" else None
     yield cml.Session(graph, gpu, options)
-    cooked = cml.load_cooked(cook(graph, ["software", "portable"], options), trusted=True)
+    cooked = cml.load_cooked(cook(graph, DEVICES, options), trusted=True)
     yield cml.Session(cooked, gpu, cml.CompileOptions(storage=options.storage))
     yield cml.Session(cooked, "cpu") if options.storage == "float" else None
 
@@ -124,7 +125,7 @@ def test_cook_states_it_for_every_profile():
 
 
 def test_a_cooked_file_with_tiles_is_planned_again_without(gpu):
-    cooked = cml.load_cooked(cook(deep(1), ["software", "portable"]), trusted=True)
+    cooked = cml.load_cooked(cook(deep(1), DEVICES), trusted=True)
     session = cml.Session(cooked, gpu, DIRECT)
     assert not tiled(session)
     assert np.isnan(run(session, planted(np.nan))).any((0, 1)).sum() == 9

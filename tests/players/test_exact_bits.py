@@ -8,6 +8,7 @@ pytest.importorskip("onnx")
 import cml_engine as cml
 from cml_engine.cooked import cook
 from cml_engine.gpu.shaders import compilers
+from tests.fixtures.cooked import DEVICES
 from tests.fixtures.onnx_models import load, model
 from tests.players.building import build
 from tests.players.deno import is_right, play_golden
@@ -32,7 +33,7 @@ def graph():
 def file(graph, tmp_path_factory):
     path = tmp_path_factory.mktemp("cooked") / "random.cml"
     options = cml.CompileOptions(seed=12)
-    path.write_bytes(cook(graph, ["portable", "software"], options, golden=True))
+    path.write_bytes(cook(graph, DEVICES, options, golden=True))
     return path
 
 
@@ -78,7 +79,7 @@ def test_hash_grid_in_c_and_in_the_web_player(tmp_path, rng):
     )
     graph = load(model(nodes, "x: int64[500, 3]", "y", known, 18))
     path = tmp_path / "hash.cml"
-    path.write_bytes(cook(graph, ["portable", "software"], golden=True))
+    path.write_bytes(cook(graph, DEVICES, golden=True))
     inputs = {"x": rng.integers(-(2**31), 2**31, (500, 3)).astype(np.int32)}
     wanted = cml.Session(graph, "cpu").run(inputs)
     found = play_in_slices(build("play.c", device=True), path, inputs, wanted, ("0.001", "1e9"))

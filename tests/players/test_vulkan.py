@@ -15,7 +15,7 @@ import cml_engine as cml
 from cml_engine.cooked import cook
 from cml_engine.gpu.shaders import compilers
 from cml_engine.runtime.session import random_inputs
-from tests.fixtures.cooked import chain, counter, small_inputs, small_model, with_code
+from tests.fixtures.cooked import DEVICES, chain, counter, small_inputs, small_model, with_code
 from tests.fixtures.graphs import Net, mobilenet_block
 from tests.players.building import SANITIZED, build
 from tests.players.playing import as_on_device
@@ -78,8 +78,7 @@ def test_vulkan_gives_the_bits_of_a_session(host, gpu, name, other, tmp_path):
     graph = GRAPHS[name]()
     inputs = random_inputs({n: graph.facts[n] for n in graph.inputs}, seed=3)
     inputs = small_inputs() if name == "small" else inputs
-    device = "software" if gpu.limits.software else "portable"
-    devices = ["portable", "software"] if name == "integers" else [device]
+    devices = DEVICES if gpu.limits.software or name == "integers" else ["portable"]
     (tmp_path / "net.cml").write_bytes(cook(graph, devices, golden=False))
     loaded = cml.load_cooked(tmp_path / "net.cml", trusted=True)
     expected = cml.Session(loaded, gpu).run(inputs)
@@ -94,7 +93,7 @@ def test_images_hold_the_bits_of_inputs_and_outputs(other, tmp_path):
     """Inputs and outputs in the host's images are bit-identical to those in its memory."""
     file, net = tmp_path / "net.cml", Net(1, 3, 20, 28)
     graph = net.graph(net.conv("x", 2, 3))
-    file.write_bytes(cook(graph, ["portable", "software"], golden=False))
+    file.write_bytes(cook(graph, DEVICES, golden=False))
     program = build("vulkan_image.c", "-O1", *SANITIZED, vulkan=True)
     assert run(program, file, cwd=tmp_path, other=other).stdout == "the same bits\n"
 
@@ -102,7 +101,7 @@ def test_images_hold_the_bits_of_inputs_and_outputs(other, tmp_path):
 @pytest.fixture(scope="module")
 def counting(tmp_path_factory):
     file = tmp_path_factory.mktemp("cooked") / "counter.cml"
-    file.write_bytes(cook(counter(), ["portable", "software"], player=True, golden=False))
+    file.write_bytes(cook(counter(), DEVICES, player=True, golden=False))
     return file
 
 

@@ -19,6 +19,7 @@ from cml_engine.cooked.reader import Container
 from cml_engine.cooked.schema import F16, SUBGROUPS, KernelRow, KernelsHead, totals_of
 from tests.fixtures.cooked import (
     BOMBS,
+    DEVICES,
     changed,
     content_of,
     counter,
@@ -183,15 +184,15 @@ def test_web_player_agrees_with_python(terrain, tmp_path, gpu):
     An output with a counted axis has 0 behind its elements.
     Any slices are bit-identical to a whole run, also of networks with weights in few bits.
     """
-    device = "software" if gpu.limits.software else "portable"
+    devices = DEVICES if gpu.limits.software else ["portable"]
     integers = cook(net_of(8)[0], ["portable"])
     kernels = read_kernels(Container(memoryview(integers), None), trusted=True)
     wgsl = [k.kernel.code() for k in kernels if not k.has_spirv]
     assert wgsl and all("dot4I8Packed" in text for text in wgsl)
     files = {
-        "exact": cook(NETWORKS["integer-population"](), [device]),
+        "exact": cook(NETWORKS["integer-population"](), devices),
         "bytes": integers,
-        "selected": cook(selected_model(), [device]),
+        "selected": cook(selected_model(), devices),
         **{f"bits {bits}": cook(few_bits_model(bits)[0], ["portable"]) for bits in (8, 4)},
     }
     for name, data in files.items():

@@ -13,6 +13,7 @@ from cml_engine.demo_game.reporting.digest import tile_digest
 from cml_engine.demo_game.tile_maker import TileMaker
 from cml_engine.demo_game.world.tile import TileId
 from examples.web_world.__main__ import write_networks, write_player, write_world
+from tests.fixtures.cooked import DEVICES
 from tests.players.deno import find_deno, need_core, run_deno
 
 HERE = Path(__file__).with_name("web")
@@ -37,7 +38,7 @@ def made_by_numpy(integer):
 @pytest.mark.gpu
 @pytest.mark.long
 def test_integer_world_tile_is_bit_identical(tmp_path):
-    write_networks(tmp_path, ["software", "portable"], integer=True)
+    write_networks(tmp_path, DEVICES, integer=True)
     need_core()
     write_player(tmp_path, "cml.js", "core.js", "tiles.js")
     chain, expected = made_by_numpy(integer=True)
