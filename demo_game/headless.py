@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from cml_engine.demo_game.overlay.overlay import Overlay
 
 FORMAT = "rgba8unorm-srgb"
-#: seconds without a finished tile after which loading or settling fails
+#: seconds without a finished tile or a built kernel after which loading or settling fails
 _PATIENCE_S = 120.0
 _SAY_EVERY_S = 1.0
 #: JPEG quality of 100: above it files grow without a visible difference
@@ -142,7 +142,7 @@ class HeadlessRun:
 
     def _until_complete(self, pose: Pose) -> None:
         counts = self.game.streaming.counts
-        finished, since = counts.finished, time.perf_counter()
+        done, since = (counts.finished, self.gpu.pipelines_built), time.perf_counter()
         while True:
             sample = self._frame(pose, draw=self._picture_due)
             self._say_progress()
@@ -150,11 +150,12 @@ class HeadlessRun:
                 return
             if self.game.streaming.error:
                 raise cml.CmlError(self.game.streaming.error)
-            if counts.finished != finished or not self.game.renderer.ready:
-                finished, since = counts.finished, time.perf_counter()
+            now_done = counts.finished, self.gpu.pipelines_built
+            if now_done != done or not self.game.renderer.ready:
+                done, since = now_done, time.perf_counter()
             elif time.perf_counter() - since > _PATIENCE_S:
                 raise cml.CmlError(
-                    f"no tile has come for {_PATIENCE_S:g} s: "
+                    f"no tile and no kernel has come for {_PATIENCE_S:g} s: "
                     f"{len(self.game.selection.wanted)} are missing\n"
                     f"{self.game.streaming.describe()}\n{self.game.scheduler.describe()}"
                 )

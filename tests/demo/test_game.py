@@ -138,12 +138,28 @@ def test_stalled_run_reports_what_jobs_wait_for(start, monkeypatch):
     monkeypatch.setattr("cml_engine.demo_game.headless._PATIENCE_S", 0.25)
     monkeypatch.setattr("cml_engine.gpu.program.program.GpuProgram.prepare", lambda *_: None)
     flown = start()
-    with pytest.raises(cml.CmlError, match=r"no tile has come for 0.25 s: \d+ are") as stalled:
+    with pytest.raises(cml.CmlError, match=r"no tile and .* for 0.25 s: \d+ are") as stalled:
         flown.load()
     message = str(stalled.value)
     assert "terrain, queued: waits for its network to be ready: its first frame" in message
     assert "the last frame stopped at: preparing" in message and "preparation: " in message
     assert "upres" in message and "waits for the outputs of 'terrain'" in message
+
+
+def test_loading_waits_as_long_as_kernels_are_built(start, monkeypatch):
+    """A slow machine may take minutes for the kernels before its first tile."""
+    monkeypatch.setattr("cml_engine.demo_game.headless._PATIENCE_S", 0.5)
+    monkeypatch.setattr("cml_engine.gpu.program.program.GpuProgram.prepare", lambda *_: None)
+    flown = start()
+    built = iter(range(10**9))
+    until = time.perf_counter() + 2.0
+    monkeypatch.setattr(
+        type(flown.gpu), "pipelines_built",
+        property(lambda _: next(built) if time.perf_counter() < until else -1),
+    )  # fmt: skip
+    with pytest.raises(cml.CmlError, match="no kernel has come for 0.5 s"):
+        flown.load()
+    assert time.perf_counter() > until
 
 
 def test_something_is_drawn_before_any_network_has_run(gpu, collector):
