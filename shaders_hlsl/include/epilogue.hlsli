@@ -4,6 +4,7 @@
 // EPI_STEPS   statements that change `v`
 // EPI_FIELDS  the members of EpiOperands: values that are read once per channel; EPI_READS reads them
 // EPI_WIDTH   4: the kernel stores four channels at once; 1: one number
+// EPI_MATRIX  defined if a step reads a matrix that all of a batch share
 // EPI_INTEGER defined if a step requantizes sums
 // EPI_SUMS    the kernel's integer type, if its results are integers; the first step reads `sums`
 // EPI_SINGLE  defined if a step takes numbers one by one, with any function of pointwise.hlsli
@@ -18,6 +19,9 @@
 #define EPI_READS
 #endif
 
+#ifdef EPI_MATRIX
+#include "divide.hlsli"
+#endif
 #ifdef EPI_INTEGER
 #include "integer_rule.hlsli"
 #endif

@@ -112,6 +112,8 @@ STEPS = {op: Epilogue(op) for op in ("relu", "sigmoid", "tanh", "silu")} | {
     "add": Epilogue("add", ("other",)),
     "bias": Epilogue("sub", ("row",)),
     "scale": Epilogue("mul", ("computed row",)),
+    "mask": Epilogue("add", ("matrix",)),
+    "computed_mask": Epilogue("add", ("computed matrix",)),
 }
 
 
@@ -124,10 +126,12 @@ def fused(op, case, rng, *steps):
         "low": np.float32(-0.4).reshape(()),
         "high": np.float32(0.6).reshape(()),
         "row": rng.random((*[1] * (result.rank - 1), result.shape[-1]), np.float32),
+        "matrix": rng.random((*[1] * (result.rank - 2), *result.shape[-2:]), np.float32),
     }
     others = {
         "other": rng.random(result.shape, np.float32),
         "computed row": rng.random(constants["row"].shape, np.float32),
+        "computed matrix": rng.random(constants["matrix"].shape, np.float32),
     }
     facts = {n: Fact("scalar", a.shape) for n, a in {**constants, **others}.items()}
     node = replace(graph.nodes[0], epilogues=tuple(STEPS[s] for s in steps))
@@ -149,7 +153,14 @@ PRODUCTS = {
 }
 CHAINS = {
     "linear": ("add prelu", "prelu add clamp sigmoid"),
-    "matmul": ("relu silu add", "leaky_relu tanh add", "sigmoid clamp add", "bias scale add"),
+    "matmul": (
+        "relu silu add",
+        "leaky_relu tanh add",
+        "sigmoid clamp add",
+        "bias scale add",
+        "mask",
+        "bias computed_mask relu",
+    ),
 }
 
 

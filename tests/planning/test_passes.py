@@ -688,6 +688,18 @@ def test_transposes_that_no_product_can_store_stay():
     assert "transpose" in operators(optimize(turned))
 
 
+@pytest.mark.parametrize(("shape", "is_fused"), [
+    ("1, 6, 6", True), ("2, 6, 6", False), ("1, 6, 1", False), ("1, 1, 6", True)
+])  # fmt: skip
+def test_products_take_a_matrix_for_all_of_a_batch(shape, is_fused):
+    net = Net(2, 6, 5)
+    product = net.op("matmul", "x", net.random(1, 5, 6), transposeA=False, transposeB=False)
+    graph = net.graph(net(f"add({product}, random({shape}))"))
+    changed = optimize(graph)
+    assert operators(changed) == (["matmul"] if is_fused else ["matmul", "add"])
+    agree(graph, changed, net.input())
+
+
 def test_a_result_with_two_readers_or_an_output_is_not_fused_away():
     net, _, conv = conv_chain()
     graph = optimize(net.graph(f"sub(relu({conv}), {conv})"))

@@ -10,7 +10,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from cml_engine.ir.graph import Epilogue, Fact, Graph, Node
-from cml_engine.ops.declaration.epilogue import channel_axis, has_room, is_by_position
+from cml_engine.ops.declaration.epilogue import (
+    channel_axis,
+    has_room,
+    is_by_position,
+    is_one_matrix,
+)
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Epilogues
 
@@ -37,7 +42,8 @@ def takes_operand(graph: Graph, result: Fact, name: str, kind: Epilogues) -> boo
     if kind == "places":
         return fact.size == 1 and per_channel(graph, result, name)
     if kind == "columns":
-        return per_channel(graph, result, name, channel_axis(kind, result))
+        by_column = per_channel(graph, result, name, channel_axis(kind, result))
+        return by_column or is_one_matrix(fact, result)
     return per_channel(graph, result, name) or is_by_position(fact, result)
 
 

@@ -99,11 +99,12 @@ def epilogue_of(
 
     Tensors are bound as ``T<slot>``, ``T<slot+1>``, …. With ``vector``, the kernel stores a
     ``float4`` of four channels. An operand is a number, or it has one value for every element of
-    the result, for every channel (:func:`channel_axis`), for all, or (:func:`is_by_position`) for
-    every position. ``sums`` is the type of the kernel's results: ``int`` for integers that exceed
-    the precision of floats. With ``appends_to_bias``, integers per channel may be stored after the
-    bias; the kernel must call the bias ``BIAS`` and its number of channels ``out_c``. ``channels``
-    is their number if the kernel stores its result in another shape than it computes.
+    the result, for every channel (:func:`channel_axis`), for all, (:func:`is_by_position`) for
+    every position, or (:func:`is_one_matrix`) for every element of a matrix. ``sums`` is the type
+    of the kernel's results: ``int`` for integers that exceed the precision of floats. With
+    ``appends_to_bias``, integers per channel may be stored after the bias; the kernel must call the
+    bias ``BIAS`` and its number of channels ``out_c``. ``channels`` is their number if the kernel
+    stores its result in another shape than it computes.
     """
     width = "4" if vector else ""
     statements = _Statements(op, slot, f"float{width}", f"{sums}{width}", appends_to_bias, channels)
@@ -235,6 +236,10 @@ class _Statements:
             positions = self._value(float(fact.size))
             tensor = self._bind(name, "float")
             return self.kind, f"{self.kind}({tensor}[at - operands.number * uint({positions})])"
+        if not by_element and kind == "columns" and is_one_matrix(fact, result):
+            self.defines["EPI_MATRIX"] = 1
+            size = f"uint({self._value(float(fact.size))})"
+            return self.kind, f"{self._bind(name, 'float')}[at - cml_divide(at, {size}) * {size}]"
         if by_element and op.is_blocked(name) == op.is_blocked(op.out_names[0]):
             return self.kind, f"{self._bind(name, op.vector_type(name))}[at]"
         if by_element and op.is_blocked(name) and reads_blocks(result):
@@ -266,6 +271,16 @@ def is_by_position(operand: Fact, result: Fact) -> bool:
     shape = (1, 1, *result.shape[2:])
     single = result.rank > 2 and result.shape[0] == 1
     return single and operand.shape == shape and operand.size <= _MAX_POSITIONS
+
+
+def is_one_matrix(operand: Fact, result: Fact) -> bool:
+    """Returns True if the operand is a matrix for each of the result's, ``[1,…,M,N]``.
+
+    It must not have too many elements for float indices.
+    """
+    has_rows = result.rank > 1 and operand.rank == result.rank and result.shape[-2] > 1
+    shape = (*[1] * (result.rank - 2), *result.shape[-2:])
+    return has_rows and operand.shape == shape and 0 < operand.size <= _MAX_POSITIONS
 
 
 def reads_blocks(result: Fact) -> bool:
