@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import cml_engine as cml
 from cml_engine.demo_game import STARTED
 from cml_engine.demo_game.reporting.report import RunReport, player_table, table
+from cml_engine.demo_game.surfaces import has_surfaces
 from cml_engine.demo_game.world.sun import LIGHTS
 from cml_engine.errors import FloatRange, IntegerRange
 from cml_engine.io import write_atomically
@@ -43,8 +44,9 @@ KEYS = """keys in the window:
 def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
     say("starting")  # the imports of a first start take seconds
-    if not (options.headless or options.compare or has_display()):
-        say("no display: a flight without a window, with and without networks, and a film of it")
+    problem = "" if options.headless or options.compare else why_no_window()
+    if problem:
+        say(f"{problem}: a flight without a window, with and without networks, and a film of it")
         options.headless = options.tour = True
     options.frames = options.frames or (TOUR_FRAMES if options.tour else FRAMES)
     try:
@@ -138,10 +140,12 @@ def film(text: str) -> Path:
     return Path(text)
 
 
-def has_display() -> bool:
-    """Returns True on Windows and macOS, and if a display variable is set: a window may open."""
+def why_no_window() -> str:
+    """Returns the reason why no window can be opened, or an empty string if one may open."""
     named = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    return bool(named) or sys.platform in ("win32", "darwin")
+    if not named and sys.platform not in ("win32", "darwin"):
+        return "no display"
+    return "" if has_surfaces() else "the Vulkan driver cannot draw to a window"
 
 
 def run(options: argparse.Namespace) -> int:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from cml_engine.demo_game import command
+from cml_engine.demo_game.surfaces import has_surfaces
 from tests.fixtures.display import open_display
 from tests.fixtures.frames.turns import turns
 
@@ -22,11 +24,15 @@ ROOT = Path(__file__).resolve().parents[2]
 def display() -> Iterator[str]:
     """The name of a display from an Xvfb that this fixture starts.
 
-    Skips the tests without Xvfb or packages.
+    Skips the tests without Xvfb, packages, or a driver that can draw to its windows.
     """
     for module in ("glfw", "imgui_bundle"):
         pytest.importorskip(module, reason=f"{module} is not installed (the extra 'game')")
-    with open_display() as name:
+    with open_display() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DISPLAY", name)
+        patch.delenv("WAYLAND_DISPLAY", raising=False)
+        if not has_surfaces():
+            pytest.skip("the Vulkan driver cannot draw to a window")
         yield name
 
 
@@ -111,3 +117,14 @@ def test_a_window_that_another_program_destroys_ends_in_one_line(
     said = [line for line in errors.splitlines() if not line.startswith("[demo]")]
     assert said[-1] == "error: another program has closed the window"
     assert "panicked" not in errors and "Traceback" not in errors
+
+
+def test_a_driver_without_windows_flies_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISPLAY", ":7")
+    assert command.why_no_window() == "" or not has_surfaces()
+    monkeypatch.setattr(command, "has_surfaces", lambda: False)
+    assert command.why_no_window() == "the Vulkan driver cannot draw to a window"
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert command.why_no_window() == "no display"
