@@ -25,11 +25,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from cml_engine.compiler.plan import Slice
-from cml_engine.scheduler.executor import Handle, Network, exclusivity_key
+from cml_engine.scheduler.executor import (
+    WALL_CLOCK,
+    Executor,
+    Handle,
+    Network,
+    exclusivity_key,
+)
 from cml_engine.scheduler.jobs.job import Job
 from cml_engine.scheduler.jobs.job_list import NetworkQueue
 from cml_engine.scheduler.jobs.lifecycle import Lifecycle, gathered_inputs
@@ -48,12 +55,16 @@ if TYPE_CHECKING:
     import wgpu
 
 _NUMBER = attrgetter("number")
+#: if all costs are settled, one frame in this number has slices timed one by one, because each
+#: timing makes the device wait for the work before it (50 µs on a software driver)
+_APART_EVERY = 16
+#: more slices than any frame has
+_UNLIMITED = 1 << 31
 
 
 def collect_state(
-    jobs: Lifecycle, inputs: FrameInputs, policy: Policy, rate: float, model: CostModel,
-    most_unsettled: int,
-) -> FrameState:  # fmt: skip
+    jobs: Lifecycle, inputs: FrameInputs, policy: Policy, rate: float, model: CostModel
+) -> FrameState:
     """Returns the state from which the frame is planned, with the jobs that could run.
 
     Networks that are not ready are prepared further. Jobs whose input will never arrive fail.
@@ -64,9 +75,20 @@ def collect_state(
     candidates, otherwise = _candidates(jobs, inputs, policy, rate)
     return FrameState(
         inputs.now_ms, inputs.budget_ms, 0.0 if inputs.rests else inputs.aim_ms, rate,
-        jobs.executor.granule, most_unsettled, inputs.gpu_behind, otherwise, policy, candidates,
-        model,
+        jobs.executor.granule, _most_unsettled(jobs.executor), inputs.gpu_behind, otherwise, policy,
+        candidates, model,
     )  # fmt: skip
+
+
+def _most_unsettled(executor: Executor) -> int:
+    """Returns the most slices of a frame whose costs are not settled: all are to be timed."""
+    timed = executor.clock_source != WALL_CLOCK
+    return _most_timed_alone(executor.max_groups) if timed else _UNLIMITED
+
+
+def _most_timed_alone(max_groups: int) -> int:
+    """Returns how many slices of a frame can be timed one by one, between groups of the others."""
+    return max(1, (max_groups - 1) // 2)
 
 
 def _end_cpu_steps(jobs: Lifecycle, inputs: FrameInputs) -> None:
@@ -270,6 +292,43 @@ def networks_ready(queues: Sequence[NetworkQueue]) -> dict[Network, bool]:
         except Exception:  # the jobs of the network fail in _is_ready
             ready[queue.network] = False
     return ready
+
+
+def group_slices(
+    slices: Sequence[PlannedSlice], limit: int, frame: int
+) -> list[list[PlannedSlice]]:
+    """Returns the frame's slices as at most ``limit`` groups of neighbours, each timed as one.
+
+    Slices whose costs are not settled are groups of their own, and in some frames those that were
+    timed least often. The others are timed by job, as far as there are enough timings.
+    """
+    if limit == 1:
+        return [list(slices)] if slices else []
+    alone = _timed_alone(slices, limit, frame)
+
+    def runs(by_job: bool) -> list[list[PlannedSlice]]:
+        def key(numbered: tuple[int, PlannedSlice]) -> tuple[int, int]:
+            number, part = numbered
+            return number if number in alone else -1, part.job.number if by_job else 0
+
+        return [[part for _, part in run] for _, run in groupby(enumerate(slices), key)]
+
+    by_job = runs(by_job=True)
+    return by_job if len(by_job) <= limit else runs(by_job=False)
+
+
+def _timed_alone(slices: Sequence[PlannedSlice], limit: int, frame: int) -> set[int]:
+    """Returns the numbers of the slices that are to be timed alone."""
+    all_settled = all(part.settled for part in slices)
+    candidates = [
+        i
+        for i, part in enumerate(slices)
+        if not part.settled or (all_settled and frame % _APART_EVERY == 0)
+    ]
+    if len(slices) > limit or not all_settled:
+        candidates.sort(key=lambda i: slices[i].samples)
+    most = limit if len(slices) <= limit else _most_timed_alone(limit)
+    return set(candidates[:most])
 
 
 def encode_slices(

@@ -36,10 +36,11 @@ from cml_engine.scheduler.frame import (
     collect_state,
     encode_slices,
     fail_all_where_lost,
+    group_slices,
     networks_ready,
     plan_and_start,
 )
-from cml_engine.scheduler.frame_timings import FrameTimings, group_slices, most_unsettled
+from cml_engine.scheduler.frame_timings import FrameTimings
 from cml_engine.scheduler.jobs.job import Job
 from cml_engine.scheduler.jobs.lifecycle import (
     Admission,
@@ -555,9 +556,7 @@ class FrameScheduler:
         )  # fmt: skip
         jobs.begin_frame(self._pace())
         ready = networks_ready(jobs.job_list.queues) if jobs.recorder else {}
-        state = collect_state(
-            jobs, inputs, self.policy, rate, self.cost_model, most_unsettled(self.executor)
-        )
+        state = collect_state(jobs, inputs, self.policy, rate, self.cost_model)
         plan = plan_and_start(jobs, encoder, self.planner, state)
         report = FrameReport(
             self.frame, now, budget, state.aim_ms, plan.reason, planned=plan.by_budget,

@@ -1,24 +1,15 @@
-"""Teaches the measured times of frames to the cost model, and groups slices for timing."""
+"""Teaches the measured times of frames to the cost model."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 
 from cml_engine.compiler.plan import StepCost, Timing
-from cml_engine.scheduler.executor import WALL_CLOCK, Executor
 from cml_engine.scheduler.planning.controller import BackOff
 from cml_engine.scheduler.planning.cost_model import CostModel, FirstGuess
-from cml_engine.scheduler.planning.plan import PlannedSlice
 from cml_engine.scheduler.reports import FrameReport, GroupTime
-
-#: if all costs are settled, one frame in this number has slices timed one by one, because each
-#: timing makes the device wait for the work before it (50 µs on a software driver)
-_APART_EVERY = 16
-#: more slices than any frame has
-_UNLIMITED = 1 << 31
 
 
 @dataclass(slots=True)
@@ -146,51 +137,3 @@ def _learn_frame(entry: _InFlight, model: CostModel) -> FrameReport:
             report.slices[first].measured_ms = ms
         first += len(parts)
     return report
-
-
-def most_timed_alone(max_groups: int) -> int:
-    """Returns how many slices of a frame can be timed one by one, between groups of the others."""
-    return max(1, (max_groups - 1) // 2)
-
-
-def most_unsettled(executor: Executor) -> int:
-    """Returns the most slices of a frame whose costs are not settled: all are to be timed."""
-    timed = executor.clock_source != WALL_CLOCK
-    return most_timed_alone(executor.max_groups) if timed else _UNLIMITED
-
-
-def group_slices(
-    slices: Sequence[PlannedSlice], limit: int, frame: int
-) -> list[list[PlannedSlice]]:
-    """Returns the frame's slices as at most ``limit`` groups of neighbours, each timed as one.
-
-    Slices whose costs are not settled are groups of their own, and in some frames those that were
-    timed least often. The others are timed by job, as far as there are enough timings.
-    """
-    if limit == 1:
-        return [list(slices)] if slices else []
-    alone = _timed_alone(slices, limit, frame)
-
-    def runs(by_job: bool) -> list[list[PlannedSlice]]:
-        def key(numbered: tuple[int, PlannedSlice]) -> tuple[int, int]:
-            number, part = numbered
-            return number if number in alone else -1, part.job.number if by_job else 0
-
-        return [[part for _, part in run] for _, run in groupby(enumerate(slices), key)]
-
-    by_job = runs(by_job=True)
-    return by_job if len(by_job) <= limit else runs(by_job=False)
-
-
-def _timed_alone(slices: Sequence[PlannedSlice], limit: int, frame: int) -> set[int]:
-    """Returns the numbers of the slices that are to be timed alone."""
-    all_settled = all(part.settled for part in slices)
-    candidates = [
-        i
-        for i, part in enumerate(slices)
-        if not part.settled or (all_settled and frame % _APART_EVERY == 0)
-    ]
-    if len(slices) > limit or not all_settled:
-        candidates.sort(key=lambda i: slices[i].samples)
-    most = limit if len(slices) <= limit else most_timed_alone(limit)
-    return set(candidates[:most])
