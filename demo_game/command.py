@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import cml_engine as cml
 from cml_engine.demo_game import STARTED
+from cml_engine.demo_game.exit_codes import exit_code_of
 from cml_engine.demo_game.reporting.report import RunReport, player_table, table
 from cml_engine.demo_game.surfaces import has_surfaces
 from cml_engine.demo_game.world.sun import LIGHTS
@@ -49,13 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"{problem}: a flight without a window, with and without networks, and a film of it")
         options.headless = options.tour = True
     options.frames = options.frames or (TOUR_FRAMES if options.tour else FRAMES)
-    try:
-        return run(options)
-    except (cml.CmlError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    return exit_code_of(lambda: run(options))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import cml_engine as cml
+from cml_engine.demo_game.exit_codes import exit_code_of
 from cml_engine.distributed import (
     Report,
     StorePlan,
@@ -63,14 +63,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(_join_region_option(sys.argv[1:] if argv is None else argv))
-    try:
-        return run(options)
-    except (cml.CmlError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt as interrupt:
-        print(f"interrupted. {interrupt}".strip(), file=sys.stderr)
-        return 130
+    return exit_code_of(lambda: run(options))
 
 
 def _join_region_option(arguments: Sequence[str]) -> list[str]:

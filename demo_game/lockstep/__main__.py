@@ -11,6 +11,7 @@ from pathlib import Path
 
 import cml_engine as cml
 from cml_engine.demo_game.chain import load_chain
+from cml_engine.demo_game.exit_codes import exit_code_of
 from cml_engine.demo_game.lockstep.connection import Connection, accept, join, listen
 from cml_engine.demo_game.lockstep.play import Player, play
 from cml_engine.demo_game.tile_maker import TileMaker
@@ -54,13 +55,7 @@ def address(text: str) -> tuple[str, int]:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     options = parser().parse_args(arguments)
-    try:
-        return run(options, arguments)
-    except (cml.CmlError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    return exit_code_of(lambda: run(options, arguments))
 
 
 def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
