@@ -117,7 +117,11 @@ def test_a_wrong_call_is_refused(text, message):
         infer_node(Node(op, tuple(facts), ("y",), full_attrs(op, attrs)), facts)
 
 
-@pytest.mark.parametrize("index", [-1, 3])
-def test_an_index_outside_the_tensor_is_refused(index):
-    with pytest.raises(InputError, match=f"index {index} .*wanted 0 to 2.*1 of 2"):
-        lookup("gather").cpu(Attrs(axis=0), np.zeros((3, 2)), np.array([0, index], np.int32))
+@pytest.mark.parametrize(
+    ("op", "index", "low"),
+    [("gather", -1, 0), ("gather", 3, 0), ("gather_elements", -4, -3), ("gather_elements", 3, -3)],
+)
+def test_an_index_outside_the_tensor_is_refused(op, index, low):
+    indices = np.array([[0, index]], np.int32)
+    with pytest.raises(InputError, match=f"^{op} index {index} .*wanted {low} to 2 .1 of 2"):
+        lookup(op).cpu(Attrs(axis=0), np.zeros((3, 2)), indices)

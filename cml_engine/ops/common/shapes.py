@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
-from cml_engine.errors import InternalError, ShapeError
+from cml_engine.errors import InputError, InternalError, ShapeError
 from cml_engine.ir.graph import Array, Fact
 from cml_engine.ir.layout import BLOCKED, PLAIN
 
@@ -50,6 +50,16 @@ def check_axes(axes: Sequence[int], rank: int) -> list[int]:
     if len(set(axes)) != len(axes):
         raise ShapeError(f"axes {list(axes)} name one axis twice; leave one out")
     return list(axes)
+
+
+def check_indices(op: str, indices: Array, axis: int, low: int, extent: int) -> None:
+    """Raises :class:`InputError` unless all indices of ``axis`` are ``low`` to ``extent - 1``."""
+    wrong = indices[(indices < low) | (indices >= extent)]
+    if wrong.size:
+        raise InputError(
+            f"{op} index {wrong.flat[0]} is not in axis {axis}, wanted {low} to {extent - 1} "
+            f"({wrong.size} of {indices.size} are wrong); on a GPU they are clamped"
+        )
 
 
 def check_word(name: str, value: str, choices: Collection[str]) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from cml_engine.errors import InputError, ShapeError
+from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact
-from cml_engine.ops.common.shapes import check_axis, fact_of
+from cml_engine.ops.common.shapes import check_axis, check_indices, fact_of
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
@@ -31,13 +31,7 @@ def _gather_infer(attrs: Attrs, x: Fact, indices: Fact) -> Fact:
 
 
 def _gather_cpu(attrs: Attrs, x: Array, indices: Array) -> Array:
-    extent = x.shape[attrs.axis]
-    wrong = indices[(indices < 0) | (indices >= extent)]
-    if wrong.size:
-        raise InputError(
-            f"gather index {wrong.flat[0]} is not in axis {attrs.axis}, wanted 0 to {extent - 1} "
-            f"({wrong.size} of {indices.size} indices are wrong); on a GPU they are clamped"
-        )
+    check_indices("gather", indices, attrs.axis, 0, x.shape[attrs.axis])
     return x.take(indices, attrs.axis)
 
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cml_engine.errors import InputError, ShapeError
+from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact
-from cml_engine.ops.common.shapes import MAX_RANK, contiguous_strides
+from cml_engine.ops.common.shapes import MAX_RANK, check_indices, contiguous_strides
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
@@ -36,13 +36,8 @@ def _gather_infer(attrs: Attrs, x: Fact, indices: Fact) -> Fact:
 def _gather_cpu(attrs: Attrs, x: Array, indices: Array) -> Array:
     axis = attrs.axis
     extent = x.shape[axis]
+    check_indices("gather_elements", indices, axis, -extent, extent)
     positions = np.where(indices < 0, indices + extent, indices)
-    wrong = indices[(positions < 0) | (positions >= extent)]
-    if wrong.size:
-        raise InputError(
-            f"gather_elements index {wrong.flat[0]} is not in axis {axis}, wanted {-extent} to "
-            f"{extent - 1} ({wrong.size} of {indices.size} are wrong); on a GPU they are clamped"
-        )
     selection = [slice(None) if d == axis else slice(n) for d, n in enumerate(indices.shape)]
     return np.take_along_axis(x[tuple(selection)], positions, axis)
 
