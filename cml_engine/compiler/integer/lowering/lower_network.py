@@ -6,7 +6,8 @@ rounded. Every backend runs the lowered graph with bit-identical results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
@@ -38,7 +39,6 @@ from cml_engine.ir.graph import Attrs, Epilogue, Graph, Node
 from cml_engine.ir.integer_rule import (
     INT_BOUND,
     LARGE_TABLE,
-    Multiplier,
     multiplier,
     pair,
     round_half_up,
@@ -138,7 +138,8 @@ def _codes(
     The constant has a single value if all are equal, else one per index of the sum's axis.
     Raises :class:`RangeError` if a sum does not fit after the multiplier's left shift.
     """
-    multipliers = [_multiplier(pending, ratio) for ratio in ratios]
+    with _range_errors_of(pending):
+        multipliers = [multiplier(ratio) for ratio in ratios]
     before = max(m.before for m in multipliers)
     check_shift(pending.title, pending.bound, before, quantized.range, pending.source)
     codes = np.array([m.code for m in multipliers], np.float32)
@@ -148,9 +149,11 @@ def _codes(
     return builder.constant(f"{quantized.name}.multipliers", codes.reshape(*leading, -1))
 
 
-def _multiplier(pending: PendingValue, ratio: Fraction) -> Multiplier:
+@contextmanager
+def _range_errors_of(pending: PendingValue) -> Iterator[None]:
+    """Adds the value's title and place in the model to a :class:`RangeError` of the block."""
     try:
-        return multiplier(ratio)
+        yield
     except RangeError as error:
         raise RangeError(f"{pending.title}: {error.message}", pending.source) from None
 
@@ -164,10 +167,8 @@ def _round_addition(
 ) -> int:
     a, b = pending.a, pending.b
     ratios = a.scale / quantized.scale, pending.sign * b.scale / quantized.scale
-    try:
+    with _range_errors_of(pending):
         multipliers = pair(*ratios, (a.range.magnitude, b.range.magnitude))
-    except RangeError as error:
-        raise RangeError(f"{pending.title}: {error.message}", pending.source) from None
     numbers = [
         builder.constant(f"{quantized.name}.{role}", value)
         for role, value in (
@@ -198,7 +199,8 @@ def _round_product(
             "do not fit into 32 bits: quantize one of them as signed, or with 8 bits",
             pending.source,
         )
-    factor = _multiplier(pending, a.scale * b.scale / quantized.scale)
+    with _range_errors_of(pending):
+        factor = multiplier(a.scale * b.scale / quantized.scale)
     check_shift(pending.title, bound, factor.before, quantized.range, pending.source)
     code = builder.constant(f"{quantized.name}.multiplier", factor.code)
     builder.add(node, "requantize_product", (a.name, b.name, code), quantized.name, **ends)

@@ -68,9 +68,7 @@ class _Axis:
 @converts("ConvolutionDepthWise", params="0-16 18 19", inputs=(1, 3), limits=_INT8)
 @converts("ConvolutionDepthWise3D", params="0-7 9-18 21-24")
 def _convolution(layer: NcnnLayer, x: NcnnTensor, *computed: NcnnTensor) -> NcnnTensor:
-    if len(computed) != (1 + layer.integer(5) if layer.integer(19) else 0):
-        raise layer.damaged_error(f"{1 + len(computed)} inputs")
-    axes = window_axes(layer, *computed[:1])
+    axes = _axes_of(layer, computed, is_computed=layer.integer(19))
     if not computed and len(axes) == 2 and len(x.extents) == 1 and all(a.kernel == 1 for a in axes):
         return _dense(layer, x)
     kernel = [axis.kernel for axis in axes]
@@ -101,9 +99,7 @@ def _convolution(layer: NcnnLayer, x: NcnnTensor, *computed: NcnnTensor) -> Ncnn
 @converts("DeconvolutionDepthWise", params="0-16 18-21 28", inputs=(1, 3), limits=_INT8)
 @converts("DeconvolutionDepthWise3D", params="0-7 9-27")
 def _deconvolution(layer: NcnnLayer, x: NcnnTensor, *computed: NcnnTensor) -> NcnnTensor:
-    if len(computed) != (1 + layer.integer(5) if layer.integer(28) else 0):
-        raise layer.damaged_error(f"{1 + len(computed)} inputs")
-    axes = window_axes(layer, *computed[:1])
+    axes = _axes_of(layer, computed, is_computed=layer.integer(28))
     kernel = [axis.kernel for axis in axes]
     if computed:
         width, count, *_ = computed[0].extents
@@ -158,6 +154,16 @@ def _crops(layer: NcnnLayer, axes: Sequence[_Axis], sizes: Sequence[int]) -> lis
             before, after = _halves(total, before)
         crops.append((before, after - output_padding))
     return crops
+
+
+def _axes_of(layer: NcnnLayer, computed: Sequence[NcnnTensor], is_computed: int) -> list[_Axis]:
+    """Returns the axes of a convolution with a filter and a bias from other layers, if it has any.
+
+    Raises an error if their number is wrong.
+    """
+    if len(computed) != (1 + layer.integer(5) if is_computed else 0):
+        raise layer.damaged_error(f"{1 + len(computed)} inputs")
+    return window_axes(layer, *computed[:1])
 
 
 def _computed_inputs(
