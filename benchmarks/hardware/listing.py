@@ -86,7 +86,7 @@ class Listing:
         return any(instruction.kind == FMA for block in blocks for instruction in block)
 
     def turns(self, nest: Nest) -> list[float]:
-        """Returns how often each block runs if the loops have these numbers of turns."""
+        """Returns how often each block runs if the loops iterate as often as ``nest`` says."""
         products = [loop for loop in self.loops if self._has_products(loop)] or self.loops
         depth = max((len(self._nested(loop, products)) for loop in products), default=0)
         known = [1.0] * max(depth - len(nest.products), 0) + list(nest.products)

@@ -99,7 +99,7 @@ def library() -> Path | None:
 
 
 class Radv:
-    """A device of null hardware: ``family`` is one of RADV's, such as ``NAVI21``.
+    """A simulated GPU for which RADV compiles; ``family`` is RADV's name of a card, as ``NAVI21``.
 
     With ``robust`` buffers are bound-checked by the hardware, as wgpu requests it.
     """

@@ -70,7 +70,7 @@ class Text(PackedRow):
 
 
 class Table(PackedRow):
-    """A table of a plan."""
+    """The place of a table of rows within the section ``plan``."""
 
     count: int = u32("number of rows")
     offset: int = u32("offset in the plan, a multiple of 8")
@@ -96,7 +96,7 @@ class Totals(PackedRow):
 
 
 class FileHeader(PackedRow):
-    """The begin of the file."""
+    """The fields at the start of the file."""
 
     magic: bytes = raw(8, "magic: `89 43 4D 4C 0D 0A 1A 0A`")
     format: int = u32(f"format, {FORMAT}")
@@ -117,7 +117,7 @@ class SectionRow(PackedRow):
 
 
 class KernelsHead(PackedRow):
-    """The begin of the section ``kernels``."""
+    """The fields at the start of the section ``kernels``."""
 
     count: int = u32("number of kernels", reserved=4)
 
@@ -173,7 +173,7 @@ class Needs(PackedRow):
 
 
 class PlanHead(PackedRow):
-    """The begin of a section ``plan``."""
+    """The fields at the start of a section ``plan``."""
 
     profile: Text = nested(Text, "the profile: `portable`, `discrete`, `software`, …", reserved=8)
     spaces: tuple[int, ...] = u64s(3, "bytes of the arena, of the weights, of its own buffer")
@@ -269,7 +269,7 @@ class ConstantRow(PackedRow):
 
 
 class GuessHead(PackedRow):
-    """The begin of the section ``guess``."""
+    """The fields at the start of the section ``guess``."""
 
     devices: int = u32("number of devices, at most 64")
     factors: int = u32("number of factors, at most 4096")
@@ -294,7 +294,7 @@ class FactorRow(PackedRow):
 
 
 class GoldenHead(PackedRow):
-    """The begin of the section ``golden``."""
+    """The fields at the start of the section ``golden``."""
 
     tensors: int = u32("number of tensors")
     tolerance: float = f32("tolerance")

@@ -92,7 +92,9 @@ def play(
     first: int = 0,
     report: Callable[[str], object] = lambda text: None,
 ) -> Lockstep:
-    """Compares tick after tick until ``last(tick)`` is True for one player, or a tile differs.
+    """Computes the tile of each tick and compares it with the other player's.
+
+    Ends once ``last(tick)`` is True for one of them, or a tile differs.
 
     Returns the result. Raises :class:`cml.InputError` if the other player has another world.
     ``report`` is called now and then with a line about the progress.

@@ -57,7 +57,7 @@ def least_laxity(jobs: Sequence[Job], now_ms: float, rate: float) -> list[Job]:
 
 
 def is_overdue(deadline_at_ms: float, now_ms: float) -> bool:
-    """Returns True if a deadline was missed by so little that the job is caught up."""
+    """Returns True if a deadline passed so recently that the job keeps its urgency."""
     return 0.0 <= now_ms - deadline_at_ms <= CATCH_UP_MS
 
 

@@ -24,7 +24,7 @@ PROLOGUES = (
 
 @pytest.mark.parametrize("number", range(CASES))
 def test_no_bit_differs(number, gpu, tmp_path, monkeypatch):
-    """Every other network is planned as for hardware."""
+    """Both backends compute the same bits; every other network is planned as for a hardware GPU."""
     monkeypatch.setattr(gpu, "limits", Limits() if number % 2 else gpu.limits)
     assert fuzz.failures_of(0, number, 8, gpu, tmp_path, ("cpu", "gpu"), integer=True) == []
 

@@ -1,5 +1,6 @@
-"""The lines in ``graph.quant`` of an integer network (docs/integer.md, "The file"), and the bounds
-of its sums.
+"""Reads and writes an integer network's lines of ``graph.quant``, and bounds its sums.
+
+docs/integer.md describes the lines under "The file".
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Leaves Winograd's tiles out, in which a value disturbs results whose window it is not in.
+"""Marks convolutions to be computed without Winograd, which spreads extreme values too far.
 
-A tile adds values of 6x6 positions and subtracts them again. The rounding of a bright pixel stays
-in results two pixels away; an infinity or a NaN leaves a NaN there (docs/faster.md, "Winograd").
+A tile of Winograd adds values of 6x6 positions and subtracts them again. The rounding of a bright
+pixel stays in results whose 3x3 windows do not contain it; an infinity or a NaN leaves a NaN there
+(docs/faster.md, "Winograd").
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from cml_engine.ops.conv.shapes import conv_shape
 
 
 def compute_directly(graph: Graph) -> Graph:
-    """Returns the graph with every 3x3 convolution marked to be computed by its windows.
+    """Returns the graph with every 3x3 convolution marked to be computed without Winograd.
 
     The same graph is returned if there is none, or all are marked.
     """

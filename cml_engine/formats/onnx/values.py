@@ -229,7 +229,7 @@ class Value(TensorExpression[float]):
         )
 
     def lift(self, rank: int) -> Value:
-        """Returns the value with axes of 1 in front, up to ``rank`` axes."""
+        """Returns the value with axes of extent 1 added in front until it has ``rank`` axes."""
         return self.unsqueeze(list(range(rank - self.rank)))
 
     def squeeze(self, axes: Sequence[int]) -> Value:
@@ -430,7 +430,7 @@ def bounded(value: Value, interval: Interval) -> Value:
 
 
 def _lift(value: Value, rank: int, has_full_rank: bool) -> Value:
-    """Returns a value with axes of 1 in front up to ``rank``.
+    """Returns a value with axes of extent 1 added in front until it has ``rank`` axes.
 
     With ``has_full_rank`` another operand has all axes, and a known number needs none.
     """
@@ -550,7 +550,7 @@ def allocate(shape: Sequence[int], itemsize: int = 8) -> list[int]:
 
 
 def interval_of(value: Value) -> Interval:
-    """Returns the bounds of a value in the network, of a known one its smallest and largest."""
+    """Returns the bounds of a value's integers; for a known value, its smallest and its largest."""
     if value.array is not None:
         return of_array(value.array)
     return current_import().intervals.of(value.tensor or "")
@@ -681,12 +681,12 @@ class Emitter:
         return self._variables[name]
 
     def count(self, key: str) -> int:
-        """Returns how often this was called before with the key."""
+        """Returns how often this method was called before with the key."""
         self._calls[key] = self._calls.get(key, -1) + 1
         return self._calls[key]
 
     def keep_apart(self, value: Value) -> Value:
-        """Returns a value of whose operator and whose readers no pass makes one operator."""
+        """Returns the value, whose operator no pass will fuse with the value's readers."""
         if value.tensor is not None:
             self._unfused.append(value.tensor)
         return value
@@ -876,14 +876,14 @@ class Emitter:
     def too_wide(
         self, message: str, tensors: Sequence[str | None], source: Source | None
     ) -> TooWide:
-        """Returns the error that integers may not fit, which depend on ``tensors``."""
+        """Returns the error for integers from ``tensors`` that may not fit into 32 bits."""
         names = self.origins(*tensors)
         error = TooWide(message, source)
         error.inputs = [n for n in names if self.builder.facts[n].dtype == "integer"]
         return error
 
     def graph(self, name: str, outputs: Mapping[str, Value]) -> Graph:
-        """Returns the finished graph with the given outputs, by name, then the counts of theirs.
+        """Returns the finished graph with the given outputs by name, then the counts of their axes.
 
         Nodes and constants that no output needs are left out.
         """

@@ -280,7 +280,7 @@ class Readbacks:
         self._unasked.append(result)
 
     def abandon(self, frames: Collection[int]) -> None:
-        """Postpones the copies that were recorded in these abandoned frames."""
+        """Postpones the copies that were recorded in ``frames``, which the host has abandoned."""
         for result in [r for r in self._reading if r.requested_frame in frames]:
             self._reading.remove(result)
             result.stop_reading()

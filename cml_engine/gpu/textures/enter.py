@@ -1,4 +1,4 @@
-"""Real numbers on the device as inputs of integer networks.
+"""Quantizes tensors of real numbers on the device, which are inputs of integer networks.
 
 Shader: ``shaders_hlsl/textures/enter.hlsl``.
 """

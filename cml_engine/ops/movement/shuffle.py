@@ -58,7 +58,7 @@ def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping | None:
 def regroup(
     op: Lowering, factor: int = 1, quantization: Sequence[float] = ()
 ) -> Iterator[Dispatch]:
-    """Yields the dispatch that writes the node's operand as its result, each in its own layout.
+    """Yields the dispatch that copies the node's operand to its result and converts the layout.
 
     A ``factor`` above 1 also shuffles channels to positions. ``quantization`` (the inverse of the
     scale, the least and the largest word) also quantizes real numbers.

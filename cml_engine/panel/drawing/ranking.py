@@ -68,7 +68,7 @@ _SELECTABLE = imgui.SelectableFlags_.span_all_columns.value
 
 @dataclass(frozen=True, slots=True)
 class RankLine:
-    """The texts of a row by value, and bars from 0 to 1 behind some of them.
+    """A row of the ranking as it is drawn: texts by column, and bars of 0 to 1 behind some of them.
 
     ``widths`` are the texts' widths in points, ``colour`` is the network's and ``shade`` the bars'.
     """

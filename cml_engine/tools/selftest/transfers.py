@@ -130,7 +130,7 @@ def linear_light(values: Array) -> Array:
 
 
 def check_readbacks(test: SelfTest) -> None:
-    """Compares what jobs of one session return with runs, all types of tensors among it."""
+    """Compares the outputs that jobs of one session read back with those of runs, in every type."""
     rng = np.random.default_rng(3)
     session = Session(_three_types(257), test.gpu)
     inputs = [{"x": rng.standard_normal((1, 3, 17, 257), np.float32)} for _ in range(_JOBS)]
@@ -148,7 +148,7 @@ def check_readbacks(test: SelfTest) -> None:
 
 
 def _three_types(width: int) -> Graph:
-    """Returns a graph whose outputs have each type: numbers, truths and positions."""
+    """Returns a graph with an output of each type: floats, logicals and integers."""
     builder = GraphBuilder("types")
     x = builder.input("x", (1, 3, 17, width))
     return builder.graph(

@@ -71,7 +71,7 @@ class FlightResult:
 
 @dataclass
 class _Tiles:
-    """The tiles of a flight: requests the networks' jobs of the next ones as the demo does."""
+    """The tiles of a flight. Submits the jobs of the next tiles as the demo does."""
 
     flight: Flight
     scheduler: FrameScheduler
@@ -112,7 +112,7 @@ class _Tiles:
 
 
 class _Gpu(SimGpu):
-    """A device with the flight's excesses over the predicted times of frames with networks."""
+    """A simulated device whose frames exceed their predicted times as the flight's did."""
 
     timing_is_expensive = True
 
