@@ -17,7 +17,6 @@ from benchmarks.hardware.listing import (
     SCALAR,
     SCALAR_LOAD,
     SHARED,
-    VECTOR,
     WAIT,
     Latencies,
     Listing,
@@ -228,9 +227,3 @@ def products_share(kernel: Kernel) -> float:
     """Returns the share of multiply-adds among the instructions of the hot loop."""
     loop = kernel.listing.inner_loop()
     return loop[FMA] / max(sum(loop.values()), 1)
-
-
-def vector_share(kernel: Kernel) -> float:
-    """Returns the share of multiply-adds among the vector instructions of the hot loop."""
-    loop = kernel.listing.inner_loop()
-    return loop[FMA] / max(loop[FMA] + loop[VECTOR], 1)
