@@ -127,6 +127,9 @@ def main(arguments: Sequence[str]) -> int:
         "--peer", action="store_true", help="compile ncnn's kernels for the networks, and end"
     )
     parser.add_argument(
+        "--half", action="store_true", help="store and multiply in 16 bits where the rules do"
+    )
+    parser.add_argument(
         "--integer", action="store_true", help="take the demo's integer networks instead"
     )
     options = parser.parse_args(arguments)
@@ -148,7 +151,7 @@ def main(arguments: Sequence[str]) -> int:
     records, texts = [], []
     for model, graph in _networks(options):
         for profile in options.profiles:
-            plan = plan_for(graph, profile)
+            plan = plan_for(graph, profile, options.half)
             for card, code, compile in compilers:
                 network = estimate_network(model, plan, card, compile, _ERRORS)
                 key = (model, profile, card.name, code)

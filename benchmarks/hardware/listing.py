@@ -212,7 +212,9 @@ def _cycles(stream: Sequence[Instruction], latencies: Latencies, shows_waits: bo
 
 _LINE = re.compile(r"^\s+(\S+)\s*(.*?)\s*; *([0-9a-f]{8})?")
 _WIDTH = re.compile(r"(?:dwordx|b)(\d+)")
-_AMD_FMA = re.compile(r"v_(pk_)?(fma|fmac|mac|mad|fmaak|fmamk|madak|madmk)_(f32|f16|legacy)|v_dot")
+_AMD_FMA = re.compile(
+    r"v_(pk_)?(fma|fmac|mac|mad|fmaak|fmamk|madak|madmk)_(f32|f16|legacy|mix)|v_dot"
+)
 _AMD_SLOW = re.compile(r"v_(rcp|rsq|sqrt|exp|log|sin|cos|mul_lo|mul_hi)_?|v_\w+_[ui]64|v_\w+_f64")
 _AMD_WAITS = ("s_waitcnt", "s_nop", "s_clause", "s_barrier", "s_inst_prefetch", "s_delay_alu",
               "s_sleep", "s_sendmsg", "s_setprio", "s_code_end")  # fmt: skip

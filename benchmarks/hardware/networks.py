@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.hardware.listing import CLASSES, MEMORY, SHARED, Nest
@@ -19,23 +19,34 @@ from benchmarks.hardware.model import (
 from benchmarks.hardware.nests import nest_of
 from benchmarks.kernels.roofline import name_of, work_of
 from benchmarks.table import markdown_table
-from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.plan import Plan, Step
+from cml_engine.compiler.planning.draft import PlanOptions, Storage
 from cml_engine.cooked.profiles import PROFILES
 from cml_engine.gpu.shaders.hlsl import ShaderKey, step_key
 from cml_engine.ir.graph import Graph
 from cml_engine.ops.declaration.registry import load_families
-from cml_engine.runtime.session.compile_graph import CompileOptions, make_plan
+from cml_engine.runtime.session.compile_graph import CompileOptions, make_plan, optimize_for
 
 #: compiles a kernel variant for a card; raises one of its tools' errors
 Compiler = Callable[[ShaderKey], Kernel]
 
 
-def plan_for(graph: Graph, profile: str) -> Plan:
-    """Returns the plan of a graph for a profile of devices, by the rules alone."""
+def plan_for(
+    graph: Graph, profile: str, halves: bool = False, options: PlanOptions | None = None
+) -> Plan:
+    """Returns the plan of a graph for a profile of devices, by the rules alone.
+
+    With ``halves`` storage and products may be of 16 bits, which the device then has.
+    """
     load_families()
-    options = CompileOptions(tuned=False, cpu="refuse")
-    return make_plan(optimize(graph, frozenset()), PROFILES[profile], options, written=graph)
+    numbers: Storage = "half" if halves else "float"
+    compiled = CompileOptions(
+        plan=options or PlanOptions(), tuned=False, cpu="refuse", storage=numbers,
+        arithmetic=numbers,
+    )  # fmt: skip
+    device = PROFILES[profile]
+    device = replace(device, limits=replace(device.limits, half_arithmetic=halves))
+    return make_plan(optimize_for(graph, compiled), device, compiled, written=graph)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,23 +5,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import cml_engine as cml
 from benchmarks.hardware.model import CARDS, LAUNCH
+from benchmarks.hardware.networks import plan_for
 from benchmarks.hardware.radv import Radv
-from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.plan import Plan, Step
 from cml_engine.compiler.planning.draft import PlanOptions
-from cml_engine.cooked.profiles import PROFILES
 from cml_engine.gpu.shaders.hlsl import compile_spirv, step_key
 from cml_engine.ir.graph import Graph
 from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.ops.declaration.hardware import FILE
 from cml_engine.ops.declaration.registry import load_families
-from cml_engine.runtime.session.compile_graph import CompileOptions, make_plan
 
 #: the card of the table
 _CARD = "RX 6800"
@@ -40,7 +39,7 @@ def write_table() -> str:
     radv = Radv(card.family)
     kernels: dict[str, Any] = {}
     # bytes of a window's code for a product of an input channel, or of four channels of bytes
-    code_of_product: dict[str, list[float]] = {"window": [], "dot4 window": []}
+    code_of_product: dict[str, list[float]] = {"window": [], "dot4 window": [], "half window": []}
     for prefix, step in _steps():
         kernel = radv.compile(compile_spirv(step_key(step, {})))
         if prefix == "3x3 ":
@@ -79,19 +78,21 @@ def write_table() -> str:
 
 def _name(prefix: str, step: Step) -> str:
     stage = next((n for n in ("input", "output") if f"stage_is_{n}" in step.defines), "")
-    return f"winograd {stage}" if stage else f"{prefix}{step.variant}"
+    numbers = "half " if "HALVES" in step.defines else ""
+    return f"{numbers}winograd {stage}" if stage else f"{prefix}{step.variant}"
 
 
 def _steps() -> Iterator[tuple[str, Step]]:
     """Yields a step of every kernel of the table, with a word before its name."""
     load_families()
     for prefix, variants, key, graph in _networks():
-        found = [choice for choice in _plan(graph).choices if key in choice.key]
-        choice = next((choice for choice in found if "c4>c4" in choice.key), found[0])
+        plan = partial(_plan, graph, variants[0].startswith("half"))
+        found = [choice for choice in plan().choices if key in choice.key]
+        blocks = ("c4>c4", "c4h>c4h")
+        choice = next((c for c in found if any(b in c.key for b in blocks)), found[0])
         for option in choice.options:
             if option.endswith(_GROUPS) and option.startswith(variants):
-                plan = _plan(graph, VariantTable.forcing(choice.key, option))
-                for step in plan.steps:
+                for step in plan(VariantTable.forcing(choice.key, option)).steps:
                     if step.title == choice.node and str(step.path) in _PATHS:
                         yield prefix, step
 
@@ -120,10 +121,9 @@ _GROUPS = (
 )
 
 
-def _plan(graph: Graph, table: VariantTable | None = None) -> Plan:
+def _plan(graph: Graph, halves: bool, table: VariantTable | None = None) -> Plan:
     options = PlanOptions() if table is None else PlanOptions(variants=table)
-    compiled = CompileOptions(plan=options, tuned=False, cpu="refuse")
-    return make_plan(optimize(graph, frozenset()), PROFILES["discrete"], compiled, written=graph)
+    return plan_for(graph, "discrete", halves, options)
 
 
 def _networks() -> Iterator[tuple[str, tuple[str, ...], str, Graph]]:
@@ -143,6 +143,10 @@ def _networks() -> Iterator[tuple[str, tuple[str, ...], str, Graph]]:
         ("depthwise ", ("tile",), "conv", (c, 1, 3, 3), {"groups": 0, "stride": [2, 2]}),
         ("", ("depthwise",), "conv", (c, 1, 3, 3), {"groups": 0}),
         ("transposed ", ("tile",), "deconv", (c, c, 3, 3), {"stride": [2, 2]}),
+        ("", ("half tile", "half winograd"), "conv", (c, c, 3, 3), {}),
+        ("3x3 ", ("half window",), "conv", (c, c, 3, 3), {}),
+        *((f"1x1x{n} ", ("half window",), "conv", (m, m, 1, 1), {}) for n, m in _POINTWISE),
+        ("transposed ", ("half tile",), "deconv", (c, c, 3, 3), {"stride": [2, 2]}),
         ("", ("dot4 tile",), "conv", (c, c, 3, 3), {}),
         ("3x3 ", ("dot4 window",), "conv", (c, c, 3, 3), {}),
         *((f"1x1x{n} ", ("dot4 window",), "conv", (m, m, 1, 1), {}) for n, m in _BYTE_POINTWISE),

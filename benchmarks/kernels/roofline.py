@@ -44,13 +44,14 @@ def work_of(step: Step) -> Cost:
         return step.cost
     p = cast("Mapping[str, int]", step.params)
     ins, outs = p["tiles"] * p["in_blocks"], p["tiles"] * p["out_blocks"]
+    vector = _VECTOR // 2 if "HALVES" in step.defines else _VECTOR
     if "stage_is_input" in step.defines:
-        return Cost(ins * _INPUT_FLOPS, ins * _TILE_OUT * _VECTOR, ins * _TILE_IN * _VECTOR)
+        return Cost(ins * _INPUT_FLOPS, ins * _TILE_OUT * vector, ins * _TILE_IN * vector)
     if "stage_is_output" in step.defines:
-        return Cost(outs * _OUTPUT_FLOPS, outs * _TILE_IN * _VECTOR, outs * _TILE_OUT * _VECTOR)
-    filter = _POINTS * p["in_blocks"] * p["out_blocks"] * 4 * _VECTOR
+        return Cost(outs * _OUTPUT_FLOPS, outs * _TILE_IN * vector, outs * _TILE_OUT * vector)
+    filter = _POINTS * p["in_blocks"] * p["out_blocks"] * 4 * vector
     products = 2.0 * 16 * _POINTS * ins * p["out_blocks"]
-    return Cost(products, _POINTS * ins * _VECTOR + filter, _POINTS * outs * _VECTOR)
+    return Cost(products, _POINTS * ins * vector + filter, _POINTS * outs * vector)
 
 
 def name_of(step: Step) -> str:

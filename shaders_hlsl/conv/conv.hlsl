@@ -138,6 +138,7 @@ void add_tap(uint weight, uint blocks, uint volume) {
             {CML_UNROLL(int, j, COLUMNS) { next[0][j] = next[1][j]; }}
             load_inputs(next[1], min(3 * volume, last));
         }
+        cml_end_turn();
         for (; offset <= last; offset += TURN * volume) {
             CML_BLOCK held[2][COLUMNS];
             {CML_UNROLL(int, h, TURN * COLUMNS) {
@@ -150,6 +151,7 @@ void add_tap(uint weight, uint blocks, uint volume) {
                 weight += BLOCK_VECTORS;
                 multiply_inputs(held[t], weight);
             }}
+            cml_end_turn();
         }
     }
 }
@@ -159,6 +161,7 @@ void add_tap(uint weight, uint blocks, uint volume) {
         CML_BLOCK x[COLUMNS];
         {CML_UNROLL(int, j, COLUMNS) { x[j] = input_at(j, c * volume); }}
         cml_multiply(x, weight + c * BLOCK_VECTORS, 0);
+        cml_end_turn();
     }
 }
 #endif

@@ -124,6 +124,7 @@ void add_turn(uint w, uint next) {
             multiply_vector(T1[w + tap * BLOCK_VECTORS + i], x, i, 0, 0);
         }}
     }}
+    cml_end_turn();
 }
 
 // Adds the blocks from `begin` to before `end`.

@@ -34,6 +34,17 @@ Tile tile_of(uint index) {
     return tile;
 }
 
+// HALVES: scratch memory and the filter have 16 bits. The products of eight channels are added in 16
+// bits, two rows in one operation, and their sums in 32.
+#ifndef HALVES
+#define HALVES 0
+#endif
+#if HALVES
+#define SCRATCH(v) half4(v)
+#else
+#define SCRATCH(v) v
+#endif
+
 #define POINTS 36
 #define RUN 32
 
@@ -57,7 +68,7 @@ uint place_of(uint tile, uint pair, uint pairs) {
 #define STORE(tensor, i, a, b) tensor[i] = uint64_t4(cml_join(a), cml_join(b))
 #else
 #define LOAD(tensor, i) LOAD_VECTORS(tensor, i)
-#define STORE(tensor, i, a, b) tensor[2 * (i)] = a; tensor[2 * (i) + 1] = b
+#define STORE(tensor, i, a, b) tensor[2 * (i)] = SCRATCH(a); tensor[2 * (i) + 1] = SCRATCH(b)
 #endif
 #define LOAD_VECTORS(tensor, i) {{tensor[2 * (i)], tensor[2 * (i) + 1]}}
 
@@ -123,7 +134,7 @@ CML_MAIN
 #if WIDE
         STORE(T1, to, values[0][point], values[1][point]);
 #else
-        T1[2 * to + first % 2] = values[0][point];
+        T1[2 * to + first % 2] = SCRATCH(values[0][point]);
 #endif
     }}
 }
@@ -145,6 +156,35 @@ Eight split(Fixed8 f) {
 #endif
 
 static float sums[ROWS * COLUMNS];
+
+#if HALVES
+struct Values {
+    half4 part[2];
+};
+
+void multiply(Values x[COLUMNS], uint weight, int row) {
+    weight &= 0x3ffffffu;
+    half2 added[4 * COLUMNS];
+    {CML_UNROLL(int, i, 4 * COLUMNS) { added[i] = half2(0); }}
+    {CML_UNROLL(int, k, 8) {
+        Values loaded = LOAD(T1, weight + k);
+        {CML_UNROLL(int, j, COLUMNS) {
+            half2 v = half2(x[j].part[k / 4][k % 4]);
+            {CML_UNROLL(int, r, 2) {
+                int to = 2 * r * COLUMNS + j;
+                added[to] = mad(loaded.part[r].xy, v, added[to]);
+                added[to + COLUMNS] = mad(loaded.part[r].zw, v, added[to + COLUMNS]);
+            }}
+        }}
+    }}
+    {CML_UNROLL(int, i, 4 * COLUMNS) {
+        int to = (row + i / COLUMNS * 2) * COLUMNS + i % COLUMNS;
+        sums[to] += float(added[i].x);
+        sums[to + COLUMNS] += float(added[i].y);
+    }}
+}
+#else
+#define Values Eight
 
 void add_product(float weight, Eight x, int k, int row, int column) {
     int to = row * COLUMNS + column;
@@ -183,6 +223,7 @@ void multiply(Eight x[COLUMNS], uint weight, int row) {
     }}
 }
 #endif
+#endif
 
 float4 four_sums(int row, int column) {
     int at = row * COLUMNS + column;
@@ -212,8 +253,8 @@ CML_MAIN
     // first pair is outside of the loop, so that compilers find the buffers before it.
     if (in_pairs > 0) {
         uint last = (in_pairs - 1) * RUN;
-        Eight held[COLUMNS];
-        Eight next[COLUMNS];
+        Values held[COLUMNS];
+        Values next[COLUMNS];
         {CML_UNROLL(int, j, COLUMNS) { held[j] = LOAD(T0, values[j]); }}
         {CML_UNROLL(int, j, COLUMNS) { next[j] = LOAD(T0, values[j] + min(RUN, last)); }}
         {CML_UNROLL(int, g, ROWS / 8) { multiply(held, weights[g], g * 8); }}
@@ -229,7 +270,7 @@ CML_MAIN
     }
 #else
     for (uint pair = 0; pair < in_pairs; pair++) {
-        Eight x[COLUMNS];
+        Values x[COLUMNS];
         {CML_UNROLL(int, j, COLUMNS) {
             x[j] = LOAD(T0, values[j]);
             values[j] += RUN;
@@ -320,7 +361,7 @@ CML_MAIN
         sums[0][point] = loaded.part[0];
         sums[1][point] = loaded.part[1];
 #else
-        sums[0][point] = T0[2 * from + first % 2];
+        sums[0][point] = float4(T0[2 * from + first % 2]);
 #endif
     }}
     Tile tile = tile_of(nth);

@@ -7,6 +7,8 @@
 // T1 is the filter: ... [block of four inputs][4 in][ROWS] numbers, in vectors of four, or of eight as
 // 64-bit integers if WIDE_FILTER.
 //
+// HALVES: inputs and filter are numbers of 16 bits, and two rows of the filter are multiplied in one
+// operation. The products of a turn are added in 16 bits, and cml_end_turn adds them to the sums.
 // DOT4: inputs and filter are bytes, four to a 32-bit word, and T1 is ... [block of four inputs]
 // [ROWS] words.
 // OVERLAPPING: a block of rows or of inputs belongs to several groups. The filter has zeros for the
@@ -24,6 +26,10 @@
 #define DOT4 0
 #endif
 
+#ifndef HALVES
+#define HALVES 0
+#endif
+
 #ifndef OVERLAPPING
 #define OVERLAPPING 0
 #endif
@@ -38,6 +44,10 @@
 #define BLOCK_VECTORS VECTORS
 #define FILTER uint4
 #define CML_BLOCK uint
+#elif HALVES
+#define BLOCK_VECTORS ROWS
+#define FILTER half4
+#define CML_BLOCK half4
 #else
 #define BLOCK_VECTORS ROWS
 #define FILTER NUMBER4
@@ -53,8 +63,28 @@
 
 static NUMBER cml_sum[ROWS * COLUMNS];
 
+#if HALVES
+// the sums of a turn, of two rows each
+static half2 cml_turn[ROWS / 2 * COLUMNS];
+#endif
+
 void cml_clear() {
     {CML_UNROLL(int, i, ROWS * COLUMNS) { cml_sum[i] = NUMBER(0); }}
+#if HALVES
+    {CML_UNROLL(int, i, ROWS / 2 * COLUMNS) { cml_turn[i] = half2(0); }}
+#endif
+}
+
+// Adds the products of a turn to the sums, if these were added in 16 bits.
+void cml_end_turn() {
+#if HALVES
+    {CML_UNROLL(int, i, ROWS / 2 * COLUMNS) {
+        int at = i / COLUMNS * 2 * COLUMNS + i % COLUMNS;
+        cml_sum[at] += float(cml_turn[i].x);
+        cml_sum[at + COLUMNS] += float(cml_turn[i].y);
+        cml_turn[i] = half2(0);
+    }}
+#endif
 }
 
 // Returns rows 4 * o to 4 * o + 3 of a column.
@@ -101,6 +131,11 @@ void multiply_vector(FILTER f, CML_BLOCK x[STEPS], int i, int phase, int first) 
             int to = at + row * COLUMNS;
             cml_sum[to] = dot4add_i8packed(f[row], x[j], cml_sum[to]);
         }}
+#elif HALVES
+        half2 v = half2(x[j][i / VECTORS]);
+        int half_at = i % VECTORS * 2 * COLUMNS + j;
+        cml_turn[half_at] = mad(f.xy, v, cml_turn[half_at]);
+        cml_turn[half_at + COLUMNS] = mad(f.zw, v, cml_turn[half_at + COLUMNS]);
 #else
         NUMBER v = x[j][i / VECTORS];
         {CML_UNROLL(int, row, 4) {

@@ -14,6 +14,7 @@ from cml_engine.ops.conv.node import ConvTile
 from cml_engine.ops.declaration.hardware import hardware_table
 from cml_engine.ops.matmul.kernels.matmul import tiles_for
 from cml_engine.ops.reduction.reduce import _HARDWARE_THREADS
+from tests.operators.test_half_products import chain
 
 pytestmark = pytest.mark.skipif(library() is None, reason="Mesa's RADV is not installed")
 
@@ -56,6 +57,19 @@ def waves_of(step):
     return LEAST_WAVES.get(stem + stage, USUAL_WAVES)
 
 
+def test_products_of_16_bits_are_two_in_an_operation(radv):
+    """The compiler packs them, so a product is less than an instruction."""
+    plan = plan_for(chain(), "discrete", halves=True)
+    network = estimate_network(
+        "chain", plan, CARD, lambda key: radv.compile(compile_spirv(key)), ()
+    )
+    names = {i.name for s in network.steps for block in s.kernel.listing.blocks for i in block}
+    assert "v_pk_fma_f16" in names
+    assert network.per_product["fma"] < 0.7
+    for found in network.steps:
+        assert found.kernel.spills == 0 and found.kernel.waves >= waves_of(found.step), found.step
+
+
 @pytest.mark.parametrize("agent", sorted(PER_PRODUCT))
 def test_demo_kernels_fit_the_registers_and_add_no_instructions(agent, radv):
     plan = plan_for(load(AGENTS / f"{agent}.nnef"), "discrete")
@@ -80,16 +94,17 @@ def test_the_table_has_every_tile_that_the_rules_compare():
     direct = [
         f"{kind}{numbers}tile {r}x{c} by 64"
         for kind in ("", "transposed ")
-        for numbers in ("", "dot4 ")
+        for numbers in ("", "dot4 ", "half ")
         for r, c in conv._TILES
     ]
     by_channel = [f"depthwise tile {r}x{c} by 64" for r, c in conv._DEPTHWISE_TILES]
     near = [f"depthwise {r}x{c} by 64" for r, c in depthwise._TILES]
-    stages = [f"winograd {r}x{c} by 64" for r, c in winograd._TILES]
+    stages = [f"{n}winograd {r}x{c} by 64" for n in ("", "half ") for r, c in winograd._TILES]
     windows = [
         f"{kind} {numbers}window {ConvTile(r, c, 64, parts)}"
         for numbers, blocks, sizes in (
             ("", conv_window._BLOCKS, conv_window._TILES),
+            ("half ", conv_window._BLOCKS, conv_window._TILES),
             ("dot4 ", conv_window._BYTE_BLOCKS, conv_window._BYTE_TILES),
         )
         for kind in ("3x3", *(f"1x1x{n}" for n in blocks))
@@ -98,7 +113,7 @@ def test_the_table_has_every_tile_that_the_rules_compare():
         if (parts - 1) * r * c <= conv_window._MOST_SHARED
     ]
     products = [f"matmul tile {t}" for t in tiles_for(Limits())]
-    transforms = ["winograd input", "winograd output"]
+    transforms = [f"{n}winograd {end}" for n in ("", "half ") for end in ("input", "output")]
     lines = [
         f"{kernel} threads {t}"
         for kernel in ("reduce", "softmax", "standardize")

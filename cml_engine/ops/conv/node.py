@@ -42,6 +42,13 @@ class Conv:
     transposed: bool
     #: True if its kernel multiplies four bytes by four at once
     dot4: bool = False
+    #: True if its kernel multiplies in 16 bits
+    halves: bool = False
+
+    @property
+    def numbers(self) -> str:
+        """The word before a kernel's name in the table of hardware, by what it multiplies."""
+        return "dot4 " if self.dot4 else "half " if self.halves else ""
 
     @property
     def in_size(self) -> tuple[int, ...]:
@@ -83,6 +90,8 @@ class Conv:
             made |= {"T0_TYPE": "uint", "T1_TYPE": "uint4", "DOT4": 1, WGSL_ONLY: 1}
             if self.in_layout == C4U8:
                 made["FLIP"] = "0x80808080u"
+        if self.halves:
+            made |= {"T0_TYPE": "half4", "T1_TYPE": "half4", "HALVES": 1}
         if self.sums == "int":
             made |= {"T2_TYPE": "int4", "NUMBER": "int"}
         return made
@@ -272,6 +281,8 @@ def conv_key(conv: Conv) -> str:
     words.append(f"at ~{about(positions)}, {layouts}")
     if not conv.constant:
         words.append(", computed filter")
+    if op.attrs.get("halves"):
+        words.append(", in halves")
     if op.attrs.get("direct"):
         words.append(", direct")
     return " ".join(words).replace(" ,", ",")

@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 
 from cml_engine.compiler.optimize import AS_WRITTEN, NAMES, optimize
 from cml_engine.compiler.passes.direct_convolutions import compute_directly, wide_range_of
+from cml_engine.compiler.passes.half_products import allow_half_products
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.decisions import Decisions, check_decisions
 from cml_engine.compiler.planning.draft import PlanOptions, Sibling, Storage, share_constants
@@ -73,7 +74,10 @@ class CompileOptions:
     without : names of passes to leave out; ``"views"`` (``planning/arena.py``) is one of them.
     blocked_layout : store feature maps on a GPU in blocks of four channels.
     storage : ``"half"`` stores a GPU's feature maps, and the weights that are applied to them, in
-        16 bits (docs/faster.md). Arithmetic is always in 32 bits, and the CPU stores 32 bits.
+        16 bits (docs/faster.md). The CPU stores 32 bits.
+    arithmetic : ``"half"`` lets convolutions multiply in 16 bits what is stored in 16 bits, where a
+        kernel of the device should be faster by that: hardware with the feature ``shader-f16``
+        (docs/faster.md). It needs ``storage="half"``. The default is 32 bits.
     plan : see :class:`PlanOptions`.
     tuned : use the kernels of the device's table of variants (docs/faster.md), unless ``plan`` has
         its own table.
@@ -105,6 +109,7 @@ class CompileOptions:
     without: frozenset[str] = frozenset()
     blocked_layout: bool = True
     storage: Storage = "float"
+    arithmetic: Storage = "float"
     plan: PlanOptions = PlanOptions()
     tuned: bool = True
     keep: tuple[str, ...] = ()
@@ -141,6 +146,7 @@ class CompileOptions:
     def __post_init__(self) -> None:
         check_choices(NAMES, self.without, "passes to leave out")
         check_choice(get_args(Storage), self.storage, "storage")
+        check_choice(get_args(Storage), self.arithmetic, "arithmetic")
         check_flag(self.blocked_layout, "blocked_layout")
         check_flag(self.tuned, "tuned")
         check_instance(PlanOptions, self.plan, "plan")
@@ -162,6 +168,11 @@ class CompileOptions:
             raise InputError(
                 "decide: layouts and storage apply to feature maps in blocks of four channels: "
                 "leave blocked_layout=False out"
+            )
+        if self.arithmetic == "half" and self.storage != "half":
+            raise InputError(
+                "arithmetic 'half' multiplies what is stored in 16 bits: add storage='half', or "
+                "leave arithmetic out"
             )
         if self.storage == "half" and not self.blocked_layout:
             raise InputError(
@@ -383,8 +394,10 @@ def compile_graph(
 
 def optimize_for(graph: Graph, options: CompileOptions) -> Graph:
     """Returns the graph after the passes, with its convolutions marked if they are to be computed
-    without Winograd's tiles."""
+    without Winograd's tiles, or may be in 16 bits."""
     optimized = optimize(graph, options.without, retain=options.plan.retain)
+    if options.arithmetic == "half":
+        optimized = allow_half_products(optimized)
     return compute_directly(optimized) if why_direct(graph, options) else optimized
 
 

@@ -79,7 +79,7 @@ def direct_seconds(conv: Conv, tile: ConvTile) -> float:
     # a phase of a deconv meets every up-th tap
     turns = [*outer, line / prod(params["up"])]
     kind = "depthwise " if is_depthwise(conv) else "transposed " if conv.transposed else ""
-    kind += "dot4 " if conv.dot4 else ""
+    kind += conv.numbers
     if not is_depthwise(conv):
         # TURN of conv.hlsl: the first block stands before the loop, whose turns are one or two
         turns.append(max(params["band"] - 1, 0) // (1 if tile.columns > 2 else 2))
@@ -112,7 +112,7 @@ def tiles(conv: Conv) -> list[ConvTile]:
     return fitting_tiles(conv, _TILES) + other
 
 
-def _lower_tile(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
+def lower_tile(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     x = yield from blocks_of(conv)
     filter = yield from packed_filter(conv, tile.rows)
     form = block_format(conv, tile.rows)
@@ -125,7 +125,7 @@ CONV.add(
         name="tile",
         about="register tiles: output channels by positions, in any order of these",
         kernel=KERNEL,
-        lower=_lower_tile,
+        lower=lower_tile,
         default_tile=default_tile,
         tiles=tiles,
         examples=(
@@ -271,7 +271,7 @@ CONV.add(
         name="dot4 tile",
         about="register tiles of bytes, four products at once",
         kernel=KERNEL,
-        lower=lambda conv, size: _lower_tile(as_bytes(conv), size),
+        lower=lambda conv, size: lower_tile(as_bytes(conv), size),
         default_tile=_default_dot4_tile,
         is_possible=is_dot4_possible,
         # on a software driver if the row tiles of floats are not possible

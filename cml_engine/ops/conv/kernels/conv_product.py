@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from cml_engine.ir.layout import C4, VECTOR_TYPE
+from cml_engine.ir.layout import C4, C4H, VECTOR_TYPE
 from cml_engine.ops.conv.kernels.conv_blocks import has_multipliers_after_bias, pack_bias
 from cml_engine.ops.conv.node import (
     GROUP,
@@ -111,6 +111,8 @@ def store_defines(conv: Conv, epilogue: EpilogueArgs, first: int) -> Defines:
     """
     out = f"T{first + len(epilogue.tensors)}"
     kind = conv.op.vector_type(conv.op.out_names[0])
+    if conv.halves and kind == VECTOR_TYPE[C4H]:
+        kind = "half4"  # the device rounds
     stored: Defines = {"OUT": out, f"{out}_TYPE": kind, "OUT_C4": int(conv.out_c4), "GROUP": GROUP}
     return epilogue.defines | stored
 
@@ -156,7 +158,7 @@ def wide_defines(conv: Conv, defines: Defines, *roles: str) -> Defines:
 
 def product_defines(conv: Conv, tile: ConvTile) -> Defines:
     """Returns the defines of conv_product.hlsli: the tile, and whether lanes share loads."""
-    share = int(shares_loads(conv))
+    share = int(shares_loads(conv) and not conv.halves)
     made: Defines = {"ROWS": tile.rows, "COLUMNS": tile.columns, "GROUP": tile.group}
     made |= {"SHARE": share}
     if conv.sums == "float" and overlaps_groups(conv, tile.rows):

@@ -36,6 +36,7 @@ from cml_engine.ops.declaration.packing import Packing
 from cml_engine.ops.declaration.spec import Defines, Dispatch, engine_kernel
 from cml_engine.ops.declaration.variant import KernelVariant
 
+KERNEL = engine_kernel("conv/conv_window.hlsl", PARAMS, group=GROUP)
 _TILES = ((4, 1), (8, 1), (16, 1), (4, 2), (8, 2), (16, 2), (4, 4), (8, 4))
 #: those of bytes, whose inputs take a fourth of the registers
 _BYTE_TILES = (*_TILES, (16, 4), (32, 1), (32, 2))
@@ -87,9 +88,10 @@ def tiles(conv: Conv) -> list[ConvTile]:
 def _fitting_tiles(conv: Conv) -> list[ConvTile]:
     """Returns the tiles whose code and inputs are small enough."""
     found, limits = [], hardware_table().limits
-    most = limits.byte_window_products if conv.dot4 else limits.window_products
-    # an input is a register if it is four bytes, else four
-    cells = limits.window_cells * (4 if conv.dot4 else 1)
+    # an input is a register if it is four bytes, two if it is four halves, else four
+    share = 4 if conv.dot4 else 2 if conv.halves else 1
+    cells = limits.window_cells * share
+    most = limits.byte_window_products if conv.dot4 else limits.window_products * share
     for rows, columns in _BYTE_TILES if conv.dot4 else _TILES:
         tile = ConvTile(rows, columns, GROUP)
         products = rows * columns * conv.shape.taps * _blocks(conv, tile)
@@ -131,7 +133,7 @@ def seconds(conv: Conv, tile: ConvTile) -> float:
     # the first turn stands before the loop
     turns = max(-(-_turns(conv, tile) // tile.parts) * scale - 1, 0)
     nest = [turns] if tile.parts == 1 else [1.0, turns]
-    name = f"{kind} {'dot4 ' if conv.dot4 else ''}window {tile}"
+    name = f"{kind} {conv.numbers}window {tile}"
     return hardware_table().seconds(name, groups * tile.parts, nest)
 
 
@@ -174,7 +176,7 @@ def _launch(conv: Conv, tile: ConvTile) -> tuple[int, dict[str, Any]]:
     return tiles * row_blocks, {**params, "steps3": steps, "tiles": tiles}
 
 
-def _lower(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
+def lower_window(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     _, y, x = conv.shape.axes3
     key = f"{conv.op.in_names[1]}.window{conv.shape.groups}.rows{tile.rows}"
     if conv.dot4:
@@ -225,8 +227,8 @@ CONV.add(
     KernelVariant(
         name="window",
         about="a small window, all of whose inputs are loaded a turn ahead",
-        kernel=engine_kernel("conv/conv_window.hlsl", PARAMS, group=GROUP),
-        lower=_lower,
+        kernel=KERNEL,
+        lower=lower_window,
         default_tile=default_tile,
         is_possible=is_possible,
         is_faster=is_faster,
@@ -248,8 +250,8 @@ CONV.add(
     KernelVariant(
         name="dot4 window",
         about="a small window of bytes, all of whose inputs are loaded a turn ahead",
-        kernel=engine_kernel("conv/conv_window.hlsl", PARAMS, group=GROUP),
-        lower=lambda conv, tile: _lower(as_bytes(conv), tile),
+        kernel=KERNEL,
+        lower=lambda conv, tile: lower_window(as_bytes(conv), tile),
         default_tile=lambda conv: default_tile(as_bytes(conv)),
         is_possible=is_dot4_possible,
         is_faster=_is_dot4_faster,

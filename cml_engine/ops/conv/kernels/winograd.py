@@ -47,6 +47,7 @@ _PARAMS = (
     "first_tile:u tiles:u tiles_y:u tiles_x:u in_blocks:u out_blocks:u out_c:u row_blocks:u "
     "parts:u height:i width:i before_y:i before_x:i out_height:i out_width:i "
 )
+KERNEL = engine_kernel("conv/winograd.hlsl", _PARAMS + EPILOGUE_PARAMS, group=GROUP)
 _INPUT, _PRODUCT, _OUTPUT = (word("stage", name) for name in ("input", "product", "output"))
 _POINTS = 36
 #: bytes of one scratch tensor; further tiles are computed in another round
@@ -89,7 +90,7 @@ def is_faster(conv: Conv) -> bool:
         return False
     if not conv.op.limits.software:
         direct = direct_seconds(conv, default_direct_tile(conv))
-        return _seconds(conv) < min(direct, conv_window.best_seconds(conv))
+        return seconds(conv) < min(direct, conv_window.best_seconds(conv))
     least = _SHARED_LEAST_CHANNELS if shares_loads(conv) else _SOFTWARE_LEAST_CHANNELS
     if min(shape.in_channels, shape.out_channels) < least:
         return False
@@ -118,17 +119,19 @@ def default_tile(conv: Conv) -> ConvTile:
     return _grouped(conv, replace(tile, rows=rows))
 
 
-def _seconds(conv: Conv) -> float:
+def seconds(conv: Conv) -> float:
     """Returns the modelled time of all stages on hardware, with the default tile."""
     table, tile = hardware_table(), default_tile(conv)
     pairs, out_blocks = -(-conv.in_blocks // 2), -(-conv.shape.out_channels // 4)
-    moved = 16.0 * (_POINTS + 16)  # bytes of a block of a tile, and of its results or inputs
+    # bytes of a block of a tile, and of its results or inputs
+    moved = _block_bytes(conv) * (_POINTS + 16)
     total = 0.0
     for _, tiles in _rounds_of(conv):
         total += _product_seconds(conv, tile, tiles)
         for stage, blocks in (("input", 2 * pairs), ("output", out_blocks)):
             groups = -(-tiles * blocks // GROUP)
-            total += table.seconds(f"winograd {stage}", groups, nbytes=moved * tiles * blocks)
+            kernel = f"{conv.numbers}winograd {stage}"
+            total += table.seconds(kernel, groups, nbytes=moved * tiles * blocks)
     return total
 
 
@@ -138,8 +141,14 @@ def _product_seconds(conv: Conv, tile: ConvTile, tiles: int) -> float:
     groups = _POINTS * -(-tiles // tile.positions) * row_blocks
     # the first pair stands before the loop
     turns = [max(-(-in_blocks // 2) - 1, 0)]
-    nbytes = 16.0 * _POINTS * (tiles * (in_blocks + out_blocks) + 4 * in_blocks * out_blocks)
-    return hardware_table().seconds(f"winograd {tile}", groups, turns, nbytes)
+    blocks = _POINTS * (tiles * (in_blocks + out_blocks) + 4 * in_blocks * out_blocks)
+    kernel = f"{conv.numbers}winograd {tile}"
+    return hardware_table().seconds(kernel, groups, turns, _block_bytes(conv) * blocks)
+
+
+def _block_bytes(conv: Conv) -> float:
+    """Returns the bytes of four numbers between the stages."""
+    return 8.0 if conv.halves else 16.0
 
 
 def _grouped(conv: Conv, tile: ConvTile) -> ConvTile:
@@ -162,9 +171,10 @@ def _count_tiles(conv: Conv) -> int:
 
 def _tiles_of_round(conv: Conv) -> int:
     tiles = _count_tiles(conv)
-    words = max(map(_words_of_run, (conv.shape.in_channels, conv.shape.out_channels)))
+    channels = conv.shape.in_channels, conv.shape.out_channels
+    words = max(_words_of_run(conv, count) for count in channels)
     runs, most = -(-tiles // _RUN), max(1, _MAX_SCRATCH // (4 * words))
-    if conv.half and tiles >= 2 * _LEAST_TILES:
+    if conv.half and not conv.halves and tiles >= 2 * _LEAST_TILES:
         # sums in 16 bits would lose what the filter's exactness gains: fewer of them instead
         most = min(most, -(-runs // 2))
     return min(tiles, most * _RUN)
@@ -177,8 +187,8 @@ def _rounds_of(conv: Conv) -> Iterator[tuple[int, int]]:
         yield first, min(most, total - first)
 
 
-def _words_of_run(channels: int) -> int:
-    return _POINTS * _RUN * _EIGHT * -(-channels // _EIGHT)
+def _words_of_run(conv: Conv, channels: int) -> int:
+    return _POINTS * _RUN * _EIGHT * -(-channels // _EIGHT) // (2 if conv.halves else 1)
 
 
 def lower_winograd(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
@@ -188,8 +198,8 @@ def lower_winograd(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     in_blocks, out_blocks = conv.in_blocks, -(-shape.out_channels // 4)
     tiles_y, tiles_x = (-(-n // 4) for n in shape.narrow)
     runs = -(-_tiles_of_round(conv) // _RUN)
-    values = conv.op.scratch(_words_of_run(shape.in_channels) * runs)
-    sums = conv.op.scratch(_words_of_run(shape.out_channels) * runs)
+    values = conv.op.scratch(_words_of_run(conv, shape.in_channels) * runs)
+    sums = conv.op.scratch(_words_of_run(conv, shape.out_channels) * runs)
     params = {
         "tiles_y": tiles_y,
         "tiles_x": tiles_x,
@@ -220,8 +230,9 @@ def _round(
     x, values, sums, bias = tensors
     epilogue = epilogue_of(conv.op, 2, vector=conv.out_c4)
     none = {"epi_value": [0.0]}
-    wide = moves_wide(conv)
-    scratch = "uint64_t4" if wide else "float4"
+    wide, fixed = moves_wide(conv) and not conv.halves, conv.half and not conv.halves
+    scratch = "half4" if conv.halves else "uint64_t4" if wide else "float4"
+    halves = {"HALVES": 1} if conv.halves else {}
     pairs, out_blocks = -(-params["in_blocks"] // 2), params["out_blocks"]
     # a thread of the transforms does a block, or both of a pair
     in_units, out_units = (pairs, -(-out_blocks // 2)) if wide else (2 * pairs, out_blocks)
@@ -233,6 +244,7 @@ def _round(
             **conv.vectors,
             "T1_TYPE": scratch,
             "WIDE": int(wide),
+            **halves,
             **wide_defines(conv, conv.vectors, "INPUT"),
             **_INPUT,
             **conv.border,
@@ -245,12 +257,13 @@ def _round(
         params={**params, **none},
         defines={
             "T0_TYPE": scratch,
-            "T1_TYPE": FIXED8 if conv.half else scratch,
+            "T1_TYPE": FIXED8 if fixed else scratch,
             "T2_TYPE": "float4",
             f"T{1 + len(filter)}_TYPE": scratch,
             "SUMS": f"T{1 + len(filter)}",
             "WIDE": int(wide),
-            "FIXED": int(conv.half),
+            "FIXED": int(fixed),
+            **halves,
             **product_defines(conv, tile),
             **loads_ahead(conv),
             **_PRODUCT,
@@ -265,6 +278,7 @@ def _round(
             "T0_TYPE": scratch,
             "T1_TYPE": "float4",
             "WIDE": int(wide),
+            **halves,
             **stored,
             **wide_defines(conv, stored, "OUTPUT"),
             **loads_ahead(conv),
@@ -280,6 +294,8 @@ def _filter(conv: Conv) -> tuple[str, ...]:
     """
     key = f"{conv.op.in_names[1]}.winograd"
     packing = transformed_filter(*conv.filter_source())
+    if conv.halves:
+        return (conv.op.pack(f"{key}.half", lambda: replace(packing, dtype=np.float16)),)
     if not conv.half:
         return (conv.op.pack(key, lambda: packing),)
     shape = [extent for extent, _, _ in packing.dims]
@@ -327,7 +343,7 @@ CONV.add(
     KernelVariant(
         name="winograd",
         about="3x3 of stride 1 by F(4x4, 3x3): transforms, products, transforms",
-        kernel=engine_kernel("conv/winograd.hlsl", _PARAMS + EPILOGUE_PARAMS, group=GROUP),
+        kernel=KERNEL,
         lower=lower_winograd,
         default_tile=default_tile,
         is_possible=is_possible,
