@@ -75,8 +75,9 @@ def play(
 class InSlices:
     """The comparison of one network's runs with several budgets.
 
-    ``same_slices`` is True if all runs are bit-identical, ``same_bits`` if they equal the expected
-    outputs. ``off`` is the largest difference from these, over 1 plus the value.
+    ``frames`` are those of each run that ran a part of the network. ``same_slices`` is True if all
+    runs are bit-identical, ``same_bits`` if they equal the expected outputs. ``off`` is the largest
+    difference from these, over 1 plus the value.
     """
 
     frames: tuple[int, ...]
@@ -98,7 +99,7 @@ def play_in_slices(
     played = [play(program, file, inputs, kinds, "--budget", ms) for ms in budgets]
     first = played[0].outputs
     return InSlices(
-        tuple(run.told["frames"] for run in played),
+        tuple(run.told["with_slices"] for run in played),
         all(run.outputs[n].tobytes() == first[n].tobytes() for run in played for n in kinds),
         all(first[n].tobytes() == expected[n].tobytes() for n in kinds),
         max(_off(first[n], expected[n].ravel()) for n in kinds),
