@@ -22,7 +22,7 @@ from typing import Any
 from cml_engine.cooked import schema, wgsl
 from cml_engine.cooked.records import PackedRow
 from cml_engine.nnef.expansion.signatures import Param, Signature, operator_signatures
-from cml_engine.scheduler import frame_timings
+from cml_engine.scheduler import frame
 from cml_engine.scheduler.planning import controller as back_off
 from cml_engine.scheduler.planning import cost_model, margin, plan, policy
 
@@ -69,7 +69,7 @@ PLANNING: dict[str, float] = {
         (margin, "_AIMED_SHARE _SMALL _ENOUGH WINDOW PRIOR"),
         (plan, "_MIN_SHARE _PROBE_SHARE"),
         (policy, "STARVED_MS CATCH_UP_MS STICKINESS_MS"),
-        (frame_timings, "_APART_EVERY"),
+        (frame, "_APART_EVERY"),
         (back_off, "_LATE _GROWTH _DECAY _MOST_BACK_OFF _BELIEVED _SMOOTHED _LONGEST"),
     ),
     "TELLING_LAUNCHES": cost_model._TELLING,
