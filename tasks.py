@@ -56,7 +56,8 @@ PARALLEL = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "worksteal")
 #: the tests that 'unlike' runs
 UNLIKE = (
     "tests/scheduler", "tests/demo", "tests/panel", "tests/tuning",
-    "tests/live/test_retaining_jobs.py", "--ignore=tests/demo/test_window.py",
+    "tests/live/test_retaining_jobs.py", "tests/operators/test_reach.py",
+    "--ignore=tests/demo/test_window.py",
 )  # fmt: skip
 #: folders of the tree that links in cml_engine/ make parts of it
 LINKED = ("scheduler", "shaders_hlsl", "demo_game")
@@ -304,7 +305,7 @@ def test(arguments: Sequence[str]) -> int:
 
 
 def unlike(arguments: Sequence[str]) -> int:
-    """run the tests of scheduler, frames and demo as on a machine unlike this one"""
+    """run the tests of scheduler, demo and operators' reach as on a machine unlike this one"""
     prepare_tests()
     # llvmpipe with vectors of 128 bits, whose kernels its cache does not tell from others
     with tempfile.TemporaryDirectory() as cache:

@@ -62,12 +62,13 @@ int cml_random_bits(int row, int column, int draw, int seed, int stream) {
 
 bool cml_isinf(float x) { return (asuint(x) & 0x7fffffffu) == 0x7f800000u; }
 
-// Halves are rounded to the even number.
+// Halves are rounded to the even number. The sign is set without bit operations: where a floor
+// follows, llvmpipe with vectors of 128 bits compiles those wrongly.
 float cml_round_even(float x) {
     float low = floor(x);
     float part = x - low;
     float y = part > 0.5 || (part == 0.5 && cml_is_odd(low)) ? low + 1.0 : low;
-    return cml_with_sign_of(abs(y), x);
+    return x < 0.0 ? -abs(y) : y;
 }
 
 // Returns C's fmod exactly, by long division with an iteration for each bit of the quotient. A
