@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from itertools import chain
+from pathlib import Path
 
 from cml_engine.compiler.integer.digest import gas_of, model_digest
 from cml_engine.compiler.plan import Plan
@@ -27,6 +28,7 @@ from cml_engine.cooked.schema import META, PLAN, RULES
 from cml_engine.cooked.writer import Sections
 from cml_engine.errors import InputError, UnsupportedOp
 from cml_engine.errors.arguments import check_choices, check_flag, check_instance
+from cml_engine.gpu.shaders.dump import dump_kernel
 from cml_engine.gpu.shaders.hlsl import step_key
 from cml_engine.io.json_files import Json
 from cml_engine.ir.graph import Graph
@@ -50,6 +52,7 @@ def cook(
     browser: bool = False,
     golden: bool = True,
     guesses: Sequence[DeviceGuess] = (),
+    dump_kernels: str | Path | None = None,
 ) -> bytes:
     """Returns the network as the bytes of a cooked file (docs/cooked.md).
 
@@ -62,6 +65,9 @@ def cook(
     browser : leave out SPIR-V too, which browsers do not take: most of a kernel's bytes.
     golden : add an input and NumPy's outputs of it (if every operator has a NumPy function).
     guesses : the assumed speed of devices, for players.
+    dump_kernels : a folder for every kernel as HLSL, Metal, GLSL, SPIR-V and WGSL, for engines that
+        compile them with their own tools. The file's name ends with the start of the kernel's
+        digest, which players give to the backend (``cml_kernel.digest``).
 
     Examples
     --------
@@ -101,7 +107,7 @@ def cook(
             node.source,
         )
     sections = Sections()
-    kernels = _write_plans(plans, profiles, gas_of(graph), browser, sections)
+    kernels = _write_plans(plans, profiles, gas_of(graph), browser, dump_kernels, sections)
     write_kernels(kernels, sections)
     if not player:
         write_graph(optimized, sections)
@@ -137,6 +143,7 @@ def _write_plans(
     profiles: Sequence[Profile],
     gas: int,
     browser: bool,
+    dump_kernels: str | Path | None,
     sections: Sections,
 ) -> list[Codes]:
     """Adds the plans to ``sections``, and compiles their kernels on all cores.
@@ -149,6 +156,9 @@ def _write_plans(
     variants = {digests[key]: key for key in chain.from_iterable(keys)}
     with ThreadPoolExecutor(os.cpu_count() or 1, "cml-cook") as threads:
         kernels = list(threads.map(partial(compiled, browser=browser), variants.values()))
+    if dump_kernels is not None:
+        for key in variants.values():
+            dump_kernel(key, dump_kernels)
     numbers = {digest: number for number, digest in enumerate(variants)}
     for plan, profile, plan_keys in zip(plans, profiles, keys, strict=True):
         used = [numbers[digests[key]] for key in plan_keys]

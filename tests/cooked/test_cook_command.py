@@ -114,3 +114,23 @@ def test_cook_warns_about_default_host_limits(folder, tmp_path, monkeypatch, run
     file = tmp_path / "net.cml"
     out = run_cml(f"cook {folder}/small.nnef -o {file} --devices portable").out
     assert "steps: a host accepts 2 of a file" in out
+
+
+def test_kernels_are_dumped_for_backends_of_other_apis(folder, tmp_path, run_cml, refused):
+    """Each kernel's HLSL and Metal is found by its digest, and binds what players bind."""
+    made, sources = tmp_path / "small.cml", tmp_path / "kernels"
+    words = f"cook {folder}/small.nnef -o {made} --devices portable,discrete"
+    run_cml(f"{words} --dump-kernels {sources}")
+    cooked = cml.cooked.load_cooked(made, trusted=True).cooked_form
+    assert cooked.kernels
+    for digest, kernel in cooked.kernels.items():
+        (hlsl,) = sources.glob(f"*-{digest[:8]}.d3d.hlsl")
+        metal = hlsl.with_name(hlsl.name.replace(".d3d.hlsl", ".metal"))
+        tensors = range(kernel.kernel.tensors)
+        for text, bound in (
+            (hlsl.read_text(), ["(b0)", "(b1)", *(f"(u{i})" for i in tensors)]),
+            (metal.read_text(), ["buffer(0)", "buffer(1)", *(f"buffer({i + 2})" for i in tensors)]),
+        ):
+            assert "no translation" not in text and all(name in text for name in bound)
+    (tmp_path / "file").touch()
+    assert "cannot write into" in refused(f"{words} --dump-kernels {tmp_path}/file")

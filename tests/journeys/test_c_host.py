@@ -168,6 +168,23 @@ def test_a_host_of_vulkan_plays_without_webgpu(player, cmake, cooked, expected):
     assert_allclose(play(made / "cml_vulkan_host", cooked, made), expected, rtol=1e-5)
 
 
+def test_an_installed_player_has_the_target_of_vulkan(player, cmake, tmp_path):
+    if not Path("/usr/include/vulkan").is_dir():
+        pytest.skip("libvulkan-dev is not installed")
+    made = cmake(player, "-DCML_VULKAN=ON", "-DCML_WEBGPU=OFF", "-DCML_EXAMPLES=OFF")
+    run(find("cmake", ""), "--install", made, "--prefix", tmp_path / "installed", cwd=tmp_path)
+    host = tmp_path / "host"
+    host.mkdir()
+    (host / "host.c").write_text('#include "cml_vulkan.h"\nint main(void) { return CML_OK; }\n')
+    (host / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.16)\nproject(host C)\n"
+        "find_package(cml REQUIRED)\nadd_executable(game host.c)\n"
+        "target_link_libraries(game PRIVATE cml::vulkan)\n"
+    )
+    game = cmake(host, f"-DCMAKE_PREFIX_PATH={tmp_path / 'installed'}") / "game"
+    run(game, cwd=host)
+
+
 def test_an_exported_host_compiles_with_one_line(compiler_environment, expected, tmp_path):
     find("cc", "a C compiler")
     done = compiler_environment.run("cml", "export", MODEL, "out", "--to", "c", cwd=tmp_path)

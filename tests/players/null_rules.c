@@ -110,6 +110,17 @@ static void finish(cml_scheduler *s, cml_job job, const cml_shape *output, doubl
     cml_release(s, job);
 }
 
+static const char *file; /* that is played */
+static size_t file_size;
+static cml_pipeline *(*create_pipeline)(void *, cml_scope *, const cml_kernel *);
+
+static cml_pipeline *create_known_pipeline(void *user, cml_scope *of, const cml_kernel *made) {
+    size_t i = 0;
+    while (i + 32 < file_size && memcmp(file + i, made->digest, 32) != 0) i++;
+    WANT(i + 32 < file_size); /* the digest is that of the kernel's row */
+    return create_pipeline(user, of, made);
+}
+
 static void play(const char *path, double budget, int is_late) {
     cml_null_options null = {.on_broken_rule = note, .answer_after = 2, .is_late = is_late};
     cml_options options = {.backend = &b, .now_ms = now};
@@ -120,6 +131,8 @@ static void play(const char *path, double budget, int is_late) {
     size_t size = 0;
     void *bytes = read_whole(path, &size);
     WANT(cml_null_fill(&null, &b, &error) == CML_OK);
+    file = bytes, file_size = size, create_pipeline = b.create_pipeline;
+    b.create_pipeline = create_known_pipeline;
     WANT(cml_create(&options, &s, &error) == CML_OK);
     WANT(cml_load_cooked(s, bytes, size, CML_TRUSTED, &net, &error) == CML_OK);
     cml_get_output_shape(net, 0, &output);

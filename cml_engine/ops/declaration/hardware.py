@@ -34,12 +34,12 @@ class KernelCycles:
 
 @dataclass(frozen=True, slots=True)
 class KernelLimits:
-    """What the card's kernels may have.
+    """The limits of the card's kernels.
 
-    ``window_products`` are those of an input channel whose code fits the instruction cache, and
-    ``window_cells`` the inputs of a turn that fit the registers, both of ``conv_window.hlsl``.
-    ``byte_window_products`` are those of four channels of bytes, which are one operation.
-    ``copy_groups`` workgroups fill the card with copies.
+    Those of ``conv_window.hlsl``: ``window_products`` is the number of products per input channel
+    whose code fits the instruction cache, ``byte_window_products`` the number for four channels of
+    bytes, whose products are one operation, and ``window_cells`` the number of inputs per iteration
+    that fit the registers. ``copy_groups`` workgroups fill the card with copies.
     """
 
     window_products: int

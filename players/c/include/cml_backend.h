@@ -70,6 +70,9 @@ typedef struct cml_kernel {
     uint32_t tensors, params_bytes;
     int uses_half, uses_subgroups;
     int is_unchecked; /* the host trusts the file: the kernel needs no bounds checks */
+    /* 32 bytes that identify the kernel. In hexadecimal its first four end the names of the files
+     * that `cml cook --dump-kernels` writes: HLSL, Metal and others. */
+    const uint8_t *digest;
 } cml_kernel;
 
 typedef struct cml_range { /* offset and bytes are multiples of 4 */

@@ -336,7 +336,8 @@ static cml_status build_kernel(network *n, uint32_t index) {
                          .params_bytes = k->params_bytes,
                          .uses_half = (k->flags & COOKED_F16) != 0,
                          .uses_subgroups = (k->flags & COOKED_SUBGROUPS) != 0,
-                         .is_unchecked = n->trusted && (k->flags & COOKED_TRUSTED) != 0};
+                         .is_unchecked = n->trusted && (k->flags & COOKED_TRUSTED) != 0,
+                         .digest = k->digest};
     n->pipelines[index] = BACKEND(n->scheduler, create_pipeline, n->scope, &kernel);
     cml__heap_free(&n->memory, code);
     n->memory.counts.pipelines++;

@@ -33,6 +33,7 @@ GROUP = "Ship it"
     "backend",
     "plan",
     "arena",
+    "dump",
     value_option("output", "--write", "FILE.cml", "the file to write", short="-o"),
     value_option(
         "output",
@@ -87,6 +88,7 @@ def cook(a: Namespace) -> int:
         browser=a.browser,
         golden=not a.without_golden,
         guesses=cooked_guesses(),
+        dump_kernels=a.dump_kernels,
     )
     write_atomically(a.write, data)
     cooked = _artifact_of(load_cooked(data, trusted=True))
