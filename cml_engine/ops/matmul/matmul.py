@@ -115,17 +115,20 @@ def _scaled_rows(attrs: Attrs, facts: Sequence[Fact], weights: Array, scale: Arr
     return weights * scale.reshape(-1, 1)
 
 
+#: the kernel and the traits of ``matmul`` and ``matmul_heads``
+_MATMUL_KERNEL = replace(KERNEL, lower=lower_matmul, epilogues="columns")
+_MATMUL_TRAITS = Traits(
+    summed_axis=_inner_axis_of_b, matrix_in_half=takes_packed_weights, is_sum=True
+)
 define(
     OpSpec(
         "matmul",
         infer=_matmul_infer,
         cpu=_matmul_cpu,
-        kernel=replace(KERNEL, lower=lower_matmul, epilogues="columns"),
+        kernel=_MATMUL_KERNEL,
         cost=_cost,
         tolerance=_SUMS,
-        traits=Traits(
-            summed_axis=_inner_axis_of_b, matrix_in_half=takes_packed_weights, is_sum=True
-        ),
+        traits=_MATMUL_TRAITS,
         cases=[
             Case(((5, 7), (7, 3)), _PLAIN, "odd"),
             Case(((64, 64), (64, 64)), _PLAIN, "aligned"),
@@ -158,12 +161,10 @@ define(
         "matmul_heads",
         infer=_heads_infer,
         cpu=_heads_cpu,
-        kernel=replace(KERNEL, lower=lower_matmul, epilogues="columns"),
+        kernel=_MATMUL_KERNEL,
         cost=_cost,
         tolerance=_SUMS,
-        traits=Traits(
-            summed_axis=_inner_axis_of_b, matrix_in_half=takes_packed_weights, is_sum=True
-        ),
+        traits=_MATMUL_TRAITS,
         custom=True,
         cases=[
             Case(((2, 13, 20), (1, 20, 15)), {**_PLAIN, "heads": 3}, "columns as heads"),
