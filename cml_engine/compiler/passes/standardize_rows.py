@@ -42,11 +42,12 @@ def standardize_rows(graph: Graph) -> Graph:
         kept = graph.facts[node.outputs[0]] == fact and list(producer.outputs) == moments
         return is_read_once and is_row and kept and not _is_blocked(producers.get(x))
 
-    if not any(is_applicable(node) for node in graph.nodes):
+    replaced = {node.outputs[0] for node in graph.nodes if is_applicable(node)}
+    if not replaced:
         return graph
     rewriter = GraphRewriter(graph, infer_node)
     for node in graph.nodes:
-        if is_applicable(node):
+        if node.outputs[0] in replaced:
             _replace(rewriter, node)
         else:
             rewriter.nodes.append(node)
