@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -60,7 +60,9 @@ def cook(
     ----------
     graph : from :func:`cml_engine.load`.
     devices : names of :data:`PROFILES`.
-    options : of all plans, as of a session's; but without ``keep`` and ``plan``.
+    options : of all plans, as of a session's; but without ``keep`` and ``plan``. With
+        ``arithmetic="half"`` a plan that multiplies in 16 bits precedes the plan of each type of
+        hardware, for devices with the feature ``shader-f16``: ``discrete-f16``, ``portable-f16``.
     player : leave out the graph, which only Python can use.
     browser : leave out SPIR-V too, which browsers do not take: most of a kernel's bytes.
     golden : add an input and NumPy's outputs of it (if every operator has a NumPy function).
@@ -89,11 +91,13 @@ def cook(
     load_families()
     check_storage(graph, options)
     optimized = optimize_for(graph := with_seed(graph, options.seed), options)
-    profiles = [profile for profile in PROFILES.values() if profile.name in names]
-    plans = [
-        make_plan(optimized, profile, _options(profile, options), written=graph)
-        for profile in profiles
+    planned = [
+        pair
+        for profile in PROFILES.values()
+        if profile.name in names
+        for pair in _plans(profile, optimized, options, graph)
     ]
+    profiles, plans = [profile for profile, _ in planned], [plan for _, plan in planned]
     if live := [name for plan in plans for name in plan.live_sliders]:
         raise InputError(
             f"'{graph.name}' has the slider '{live[0]}', a parameter of a kernel, and "
@@ -126,6 +130,25 @@ def cook(
         meta["integer"] = model_digest(graph).hex()
     sections.add(META, json.dumps(meta, sort_keys=True, separators=(",", ":")).encode())
     return sections.bytes()
+
+
+def _plans(
+    profile: Profile, optimized: Graph, options: CompileOptions, written: Graph
+) -> Iterator[tuple[Profile, Plan]]:
+    """Yields a type of device with its plan, in the order in which a player tries them.
+
+    The plan for devices with ``shader-f16`` is left out if it is the same as the one without.
+    """
+
+    def plan_for(profile: Profile) -> Plan:
+        return make_plan(optimized, profile, _options(profile, options), written=written)
+
+    plan = plan_for(profile)
+    if options.arithmetic == "half" and not profile.limits.software:
+        in_halves = plan_for(profile.with_f16)
+        if in_halves.steps != plan.steps:
+            yield profile.with_f16, in_halves
+    yield profile, plan
 
 
 def _options(profile: Profile, options: CompileOptions) -> CompileOptions:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cml_engine.ir.limits import Limits
 
@@ -20,6 +20,12 @@ class Profile:
     name: str
     limits: Limits
     tuned_as: str = ""
+
+    @property
+    def with_f16(self) -> Profile:
+        """The same type of device with the feature ``shader-f16``."""
+        limits = replace(self.limits, half_arithmetic=True)
+        return replace(self, name=f"{self.name}-f16", limits=limits)
 
 
 #: profiles by name, in the order in which a player tries them: the most demanding first

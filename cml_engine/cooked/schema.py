@@ -254,7 +254,10 @@ class ConstantRow(PackedRow):
         "how its source is stored: bits of 0 one, 1 two, 2 four bytes; 3 int8, 4 uint8, 5 int16, "
         "6 uint16"
     )
-    becomes: int = u32("what a stored number becomes: 0 bits stay as they are, 1 float32, 2 int32")
+    becomes: int = u32(
+        "what a stored number becomes: 0 bits stay as they are, 1 float32, 2 int32, 3 binary16 "
+        "after the matrix"
+    )
     rank: int = u32("number of dimensions, from 1 to 8")
     offset: int = u64("offset in the buffer, a multiple of 4")
     nbytes: int = u64("bytes: those of its elements, up to a multiple of 4 with zeros")

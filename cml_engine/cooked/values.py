@@ -29,8 +29,8 @@ from cml_engine.ops.declaration.packing import PackedArray, Packing, pack_unchan
 #: converted to 32-bit floats or integers
 STORED = ("uint8", "uint16", "uint32", "int8", "uint8", "int16", "uint16")
 _FIRST_NUMBER = 3
-#: the conversions of stored numbers
-_BITS, _FLOAT, _INTEGER = range(3)
+#: the conversions of stored numbers; _HALF is of the results of a matrix
+_BITS, _FLOAT, _INTEGER, _HALF = range(4)
 #: only larger arrays are stored in fewer bits
 _SMALL_BYTES = 64
 
@@ -81,6 +81,8 @@ class Values:
                 source = source.astype(dtype)
         offset_of_source, stored, becomes = self.put(np.ascontiguousarray(source))
         matrix = NONE64 if packing.matrix is None else self.put(packing.matrix.view(np.uint32))[0]
+        if packing.matrix is not None and dtype == np.float16:
+            becomes = _HALF
         count = prod(n for n, _, _ in packing.dims)
         dims = [*packing.dims, *[(0, 0, 0)] * (MOST_DIMENSIONS - len(packing.dims))]
         return ConstantRow(
@@ -217,14 +219,18 @@ def _read_packing(file: Container, row: ConstantRow, title: str) -> Packing:
         raise damaged(f"{title} has dimensions that are none")
     if prod(extents) > MOST_BYTES:
         raise damaged(f"{title} has a source of {extents}")
-    source, dtype = read_values(file, row.source, prod(extents), row.stored, row.becomes, title)
+    becomes, is_half = row.becomes, row.becomes == _HALF and matrix != NONE64
+    if is_half:  # the source is float32
+        becomes = _BITS if row.stored < _FIRST_NUMBER else _FLOAT
+    source, dtype = read_values(file, row.source, prod(extents), row.stored, becomes, title)
     transform, shape, ends = None, extents, extents
     if matrix != NONE64:
         if dtype not in (np.uint32, np.float32) or extents[2:] != (9, 1):
             raise damaged(f"{title} is transformed and has no windows")
         source = source.view(np.float32) if dtype == np.uint32 else source
         matrix_words, _ = read_values(file, matrix, 36, 2, _BITS, title)
-        transform, dtype = matrix_words.view(np.float64).reshape(6, 3), np.dtype(np.float32)
+        transform = matrix_words.view(np.float64).reshape(6, 3)
+        dtype = np.dtype(np.float16 if is_half else np.float32)
         shape, ends = extents[:3], (*extents[:2], 36, 1)
     for axis, end in enumerate(ends):
         if end > prod(n for n, dim_axis, _ in dims if dim_axis == axis):

@@ -342,6 +342,7 @@ def map_network(
         "model": graph_digest(graph) if cooked is None else hashlib.sha256(cooked).hexdigest(),
         "inputs": names_digest(inputs),
         "storage": options.storage,
+        "arithmetic": options.arithmetic,
     }
     counts = () if cooked is not None else BATCHES if batch is None else (batch,)
     graphs = _graphs(graph, counts)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
 from cml_engine.compiler.integer.quant_params import find_range_violation, read_quant_params
 from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.passes.half_products import allow_half_products
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.decisions import NO_DECISIONS, Decisions
 from cml_engine.compiler.planning.draft import PlanOptions, Storage
@@ -34,6 +35,7 @@ from cml_engine.cpu.compare import (
 from cml_engine.cpu.cpu_program import CpuProgram, convert_to_fact, keep_results, run_node
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph, Node
 from cml_engine.ir.layout import C4H, FIXED8, to_half
+from cml_engine.ops.declaration.choice import NO_VARIANTS
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Tolerance
 
@@ -226,25 +228,57 @@ def _run_keeping(plan: Plan, gpu: Gpu, inputs: Mapping[str, Array]) -> Callable[
     return lambda name: inspect.read_tensor(program, plan.tensors[name])
 
 
-def measure_errors(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> Iterator[StorageError]:
-    """Yields the error of every scalar output that 16-bit storage causes on the GPU.
+@dataclass(frozen=True, slots=True)
+class MeasuredErrors:
+    """The errors of a network's scalar outputs on the GPU, against the same network in 32 bits.
 
-    The GPU computes the network with storage in 32 and in 16 bits.
+    ``stored`` are those of 16-bit storage, ``multiplied`` those of 16-bit arithmetic with it, which
+    are empty for the reason ``why_not``.
     """
-    full, half = (_outputs(graph, gpu, inputs, storage) for storage in get_args(Storage))
-    for node in graph.nodes:
-        for name in node.outputs:
-            if name in graph.outputs and full[name].dtype.kind == "f" and full[name].size:
-                yield storage_error(node, name, full[name], half[name])
+
+    stored: list[StorageError]
+    multiplied: list[StorageError]
+    why_not: str = ""
+
+
+def measure_errors(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> MeasuredErrors:
+    """Runs the network on the GPU in 32 bits, stored in 16 bits, and multiplied in 16 bits.
+
+    The products in 16 bits are those that the rules choose for hardware, on a software driver too.
+    """
+    full = _outputs(graph, gpu, inputs, "float")
+    stored = _output_errors(graph, full, _outputs(graph, gpu, inputs, "half"))
+    if not gpu.limits.half_arithmetic:
+        return MeasuredErrors(stored, [], f"{gpu.name} has no shader-f16")
+    variants = NO_VARIANTS if gpu.limits.software else table_for(gpu.name)
+    limits, options = replace(gpu.limits, software=False), PlanOptions(variants=variants)
+    plan = plan_graph(allow_half_products(graph), limits, "half", options, allow_cpu=True)
+    if not any(step.defines.get("HALVES") for step in plan.steps):
+        return MeasuredErrors(stored, [], "the rules choose it for no convolution of this network")
+    return MeasuredErrors(stored, _output_errors(graph, full, _run(plan, gpu, inputs)))
+
+
+def _output_errors(
+    graph: Graph, exact: Mapping[str, Array], found: Mapping[str, Array]
+) -> list[StorageError]:
+    return [
+        storage_error(node, name, exact[name], found[name])
+        for node in graph.nodes
+        for name in node.outputs
+        if name in graph.outputs and exact[name].dtype.kind == "f" and exact[name].size
+    ]
 
 
 def _outputs(
     graph: Graph, gpu: Gpu, inputs: Mapping[str, Array], storage: Storage
 ) -> dict[str, Array]:
+    options = PlanOptions(variants=table_for(gpu.name))
+    return _run(plan_graph(graph, gpu.limits, storage, options, allow_cpu=True), gpu, inputs)
+
+
+def _run(plan: Plan, gpu: Gpu, inputs: Mapping[str, Array]) -> dict[str, Array]:
     from cml_engine.gpu.program.program import GpuProgram
 
-    options = PlanOptions(variants=table_for(gpu.name))
-    plan = plan_graph(graph, gpu.limits, storage, options, allow_cpu=True)
     return GpuProgram(plan, gpu).run(inputs)
 
 

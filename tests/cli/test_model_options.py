@@ -1,12 +1,17 @@
 """Tests of the commands' options for models: weights, shapes, layouts and 16 bits."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine.compiler.optimize import optimize
 from cml_engine.formats.loading import save
+from cml_engine.runtime.node_check import measure_errors
+from cml_engine.tools.cli.common import compile_options
+from cml_engine.tools.cli.main import parser
 from tests.fixtures.graphs import Net
 from tests.fixtures.models import write_model
 from tests.nnef.files.test_tensor_file import safetensors
@@ -123,14 +128,14 @@ def test_open_extent_is_taken_from_the_input_file(tmp_path, run_cml, refused):
     assert taller not in refused(f"run {net} --shape image=1,3,6,5 {inputs}")
 
 
-def write(folder, scale=1.0):
+def write(folder, scale=1.0, channels=8):
     """Writes a model of three convolutions to a folder, and returns the folder's path as text.
 
     The results of the second convolution are multiplied by ``scale``.
     """
     net = Net(1, 3, 12, 12)
-    h = net.op("tanh", net.conv("x", 8))
-    h = net.op("mul", net.op("tanh", net.conv(h, 8)), net.constant(scale))
+    h = net.op("tanh", net.conv("x", channels))
+    h = net.op("mul", net.op("tanh", net.conv(h, channels)), net.constant(scale))
     graph = net.graph(net.conv(h, 3))
     save(graph, folder)
     return str(folder)
@@ -172,6 +177,54 @@ def test_validate_reports_half_storage_errors(model, gpu, run_cml):
     *_, output = (line.split() for line in printed.splitlines() if line.startswith("t5 "))
     assert "outputs on the GPU" in printed and 0 < float(output[2]) < 1e-2
     assert "16-bit storage" not in run_cml(f"validate {model}").out
+
+
+def test_validate_reports_errors_of_16_bit_arithmetic(tmp_path, gpu, run_cml):
+    """A product that 16 bits cannot hold fails the check only if 16-bit arithmetic is requested."""
+    if not gpu.limits.half_arithmetic:
+        pytest.skip("the device has no shader-f16")
+    model, large = (write(tmp_path / f"{scale}.nnef", scale, 32) for scale in (1.0, 4e4))
+    for half in ("--half", "--half-arithmetic"):
+        printed = run_cml(f"validate {model} {half}").out
+        stored, multiplied = printed.split("multiplied in 16 bits")
+        of_storage, of_both = (
+            [float(x) for x in re.findall(r"^t5 +1 +(\S+) +(\S+)", text, re.M)[-1]]
+            for text in (stored, multiplied)
+        )
+        assert of_storage != of_both and 0 < of_both[1] < of_both[0] < 1e-2
+    for half, ends in (("--half", 0), ("--half-arithmetic", 1)):
+        printed = run_cml(f"validate {large} {half}", ends=ends).out
+        assert "output 't5' is not finite" in printed and "too large" not in printed
+
+
+def test_16_bit_arithmetic_is_measured_where_it_is_used(model, gpu, set_limits):
+    x = {"x": np.ones((1, 3, 12, 12), np.float32)}
+    set_limits(half_arithmetic=False)
+    found = measure_errors(optimize(cml.load(model)), gpu, x)
+    assert found.stored and not found.multiplied and "has no shader-f16" in found.why_not
+    set_limits(half_arithmetic=True)
+    net = Net(1, 3, 12, 12)
+    found = measure_errors(net.graph(net.op("tanh", "x")), gpu, x)
+    assert not found.multiplied and "no convolution" in found.why_not
+
+
+def test_every_command_that_stores_in_16_bits_can_multiply_in_them():
+    (commands,) = (action.choices for action in parser()._actions if action.choices)
+    taking = {
+        flag: {n for n, c in commands.items() if flag in c._option_string_actions}
+        for flag in ("--half", "--half-arithmetic")
+    }
+    assert "cook" in taking["--half"] and taking["--half"] == taking["--half-arithmetic"]
+    options = compile_options(parser().parse_args(["cook", "m.onnx", "--half-arithmetic"]))
+    assert (options.storage, options.arithmetic) == ("half", "half")
+
+
+def test_16_bit_arithmetic_is_of_gpu_kernels(model, tmp_path, refused):
+    given = f"{model} --random-inputs --half-arithmetic --backend cpu"
+    assert "--half-arithmetic needs a GPU" in refused(f"run {given}")
+    words = f"--half-arithmetic --backend cpu --inputs x.npy -o {tmp_path}/out.zarr"
+    assert "--half-arithmetic needs a GPU" in refused(f"map {model} {words}")
+    assert "leave --half-arithmetic out" in refused(f"export {model} x.onnx --half-arithmetic")
 
 
 def test_validate_names_the_operator_that_overflows_half(tmp_path, gpu, run_cml):

@@ -34,6 +34,15 @@ def test_cook_reports_file_and_profiles(folder, tmp_path, run_cml):
     assert re.search(r"portable: \d steps", out)
 
 
+def test_16_bit_arithmetic_adds_a_plan_for_hardware_that_has_it(folder, tmp_path, run_cml):
+    file = tmp_path / "net.cml"
+    words = f"cook {folder}/small.nnef -o {file} --devices discrete,software-portable"
+    listed = re.findall(r"^  (\S+): \d+ steps", run_cml(f"{words} --half-arithmetic").out, re.M)
+    assert listed == ["discrete-f16", "discrete", "software-portable"]
+    assert "discrete-f16" in run_cml(f"info {file}").out
+    assert "f16" not in run_cml(f"{words} --half").out
+
+
 def test_check_runs_the_golden_pair(folder, run_cml):
     printed = run_cml(f"cook --check {folder}/small.cml --backend cpu").out
     assert "as it was cooked" in printed

@@ -1,7 +1,7 @@
 """Tests that a cooked file gives bit-identical results to its model and is run without a
 compiler."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 import numpy as np
@@ -13,10 +13,19 @@ from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.layouts import choose_layout
 from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.cooked import PROFILES, cook
+from cml_engine.cooked.schema import F16
 from cml_engine.integer import run_digest
 from cml_engine.ir.limits import Limits
 from tests.fixtures import no_compiler
-from tests.fixtures.cooked import counter, small_inputs, small_model, with_wgsl
+from tests.fixtures.cooked import (
+    HALVES,
+    chain,
+    counter,
+    small_inputs,
+    small_model,
+    wide_model,
+    with_wgsl,
+)
 from tests.fixtures.graphs import Net
 from tests.fixtures.integer.networks import IntegerNet, line
 from tests.fixtures.messages import raises
@@ -295,6 +304,50 @@ def test_plan_of_16_bit_arithmetic_is_refused_where_the_device_has_none(
     set_limits(half_arithmetic=False)
     with raises(cml.StaleArtifact, "compute in 16 bits, which the device does not"):
         cml.Session(cooked, gpu)
+
+
+def test_16_bit_arithmetic_has_plans_of_its_own_for_hardware():
+    cooked = own(cook(wide_model(24), ["discrete", "software-portable"], HALVES, golden=False))
+    artifact = cooked.cooked_form
+    names = [plan.profile for plan in artifact.plans]
+    assert names == ["discrete-f16", "discrete", "software-portable"]
+    assert [any(k.flags & F16 for k in p.used) for p in artifact.plans] == [True, False, False]
+    in_floats = own(cook(wide_model(24), ["discrete"], HALF, golden=False)).cooked_form
+    assert artifact.plans[1].steps == in_floats.plans[0].steps
+    for limits, wanted in (
+        (Limits(half_arithmetic=True), "discrete-f16"),
+        (Limits(), "discrete"),
+        (Limits(half_arithmetic=True, software=True), "software-portable"),
+    ):
+        assert artifact.choose(limits)[0].profile == wanted
+    _, reasons = artifact.choose(Limits())
+    assert "'discrete-f16': its kernels compute in 16 bits" in reasons[0]
+
+
+def test_network_without_16_bit_products_has_no_second_plan():
+    cooked = own(cook(chain(2), ["discrete"], HALVES, golden=False))
+    assert [plan.profile for plan in cooked.cooked_form.plans] == ["discrete"]
+
+
+def test_16_bit_arithmetic_is_that_of_a_live_session(gpu, set_limits):
+    if not gpu.limits.half_arithmetic:
+        pytest.skip("the device has no shader-f16")
+    model, x = wide_model(24), np.random.default_rng(1).random((1, 8, 24, 24), np.float32)
+    data = cook(model, ["discrete"], HALVES)
+    set_limits(**asdict(PROFILES["discrete"].with_f16.limits))
+    expected = cml.Session(model, gpu, HALVES).run({"x": x})
+    with pytest.raises(AssertionError):
+        same_bits(cml.Session(model, gpu, HALF).run({"x": x}), expected)
+    for options in (HALVES, HALF, cml.CompileOptions()):
+        session = cml.Session(own(data), gpu, options)
+        assert all(step.cooked for step in session.plan.steps)
+        same_bits(session.run({"x": x}), expected)
+    golden = own(data).cooked_form.golden
+    off = golden.differences(cml.Session(own(data), gpu).run(golden.inputs))
+    assert 0 < max(off.values()) < 0.5
+    set_limits(half_arithmetic=False)
+    in_floats = cml.Session(own(data), gpu)
+    assert "half" not in " ".join(step.cooked.kernel.label for step in in_floats.plan.steps)
 
 
 # --- without a compiler

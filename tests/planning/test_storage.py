@@ -31,7 +31,12 @@ from cml_engine.ir.layout import (
 )
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.conv.kernels.winograd import in_steps, transformed_filter
-from cml_engine.runtime.node_check import StorageError, round_to_half, storage_errors
+from cml_engine.runtime.node_check import (
+    MeasuredErrors,
+    StorageError,
+    round_to_half,
+    storage_errors,
+)
 from cml_engine.testing import full_attrs
 from cml_engine.tools.report.validation import StorageReport
 from tests.fixtures.graphs import Net, unet_block
@@ -191,7 +196,8 @@ def test_a_report_shows_the_worst_of_every_operator_and_the_outputs():
     assert [row.name for row in report.outputs] == list(graph.outputs)
     assert isinstance(found[0], StorageError) and f"{found[-1].rms:10.2e}" in str(report)
     assert "on the GPU" not in str(report)
-    assert "on the GPU" in str(StorageReport.of(graph, found, found[-1:]))
+    text = str(StorageReport.of(graph, found, MeasuredErrors(found[-1:], [], "a reason")))
+    assert "on the GPU" in text and "not measured: a reason" in text
     assert "not known to NumPy" in str(StorageReport.of(graph, found[:1]))
 
 

@@ -8,7 +8,7 @@
  *                           and nothing else
  *     check --plans FILE    prints the profile that each device on standard input gets; a line has
  *                           the alignment of offsets, the storage buffers, the lanes of a subgroup,
- *                           and 1 if the device is a CPU
+ *                           1 if the device is a CPU, and 1 if it has shader-f16
  *     check --values FILE   prints the SHA-256 of each plan's buffers
  *     check --wgsl FILE...  prints whether a shader compiler may have each kernel's text
  */
@@ -209,8 +209,8 @@ static int print_plans(const uint8_t *data, size_t size) {
                             .takes_wgsl = 1};
     cml_needs needs;
     cml_error error;
-    while (scanf("%u %u %u %d", &info.storage_alignment, &info.storage_buffers, &info.lanes,
-                 &info.is_software) == 4) {
+    while (scanf("%u %u %u %d %d", &info.storage_alignment, &info.storage_buffers, &info.lanes,
+                 &info.is_software, &info.has_half) == 5) {
         info.uniform_alignment = info.storage_alignment;
         cml_status status = cml_get_needs(&info, data, size, CML_TRUSTED, &needs, &error);
         printf("%s\n", status == CML_OK ? needs.profile : error.text);

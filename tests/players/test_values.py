@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.draft import PlanOptions
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.compiler.tuning_tables import shipped_table
 from cml_engine.cooked import PROFILES, cook
 from cml_engine.gpu.shaders import compilers
-from tests.fixtures.cooked import counter, sections
+from cml_engine.runtime.session.compile_graph import optimize_for
+from tests.fixtures.cooked import HALVES, counter, sections, wide_model
 from tests.fixtures.graphs import Net, mobilenet_block
 from tests.fixtures.integer.networks import IntegerNet, line
 from tests.players.building import SANITIZED, build
@@ -45,15 +45,17 @@ def integers() -> cml.Graph:
     return net.graph(net.op("relu", sums, to=line(64.0, signed=False)))
 
 
-#: by name: the network, and True if it is cooked in 16 bits
+HALF = cml.CompileOptions(storage="half")
+#: by name: the network, and the options with which it is cooked
 NETWORKS = {
-    "a variable": (counter, False),
-    "wide": (wide, False),
-    "wide in 16 bits": (wide, True),
-    "depthwise": (lambda: mobilenet_block().graph(), False),
-    "matmul": (product, False),
-    "matmul in 16 bits": (product, True),
-    "integers": (integers, False),
+    "a variable": (counter, cml.CompileOptions()),
+    "wide": (wide, cml.CompileOptions()),
+    "wide in 16 bits": (wide, HALF),
+    "products in 16 bits": (wide_model, HALVES),
+    "depthwise": (lambda: mobilenet_block().graph(), cml.CompileOptions()),
+    "matmul": (product, cml.CompileOptions()),
+    "matmul in 16 bits": (product, HALF),
+    "integers": (integers, cml.CompileOptions()),
 }
 
 
@@ -68,27 +70,28 @@ def digests_of(plan) -> list[str]:
     return found
 
 
-def wanted(model: cml.Graph, half: bool) -> list[str]:
+def wanted(model: cml.Graph, compiled: cml.CompileOptions) -> list[str]:
     """Returns the digests of the constant buffers in the model's plans, for all profiles in
     order."""
-    storage = "half" if half else "float"
-    found = []
+    optimized, found = optimize_for(model, compiled), []
     for profile in PROFILES.values():
-        options = PlanOptions(variants=shipped_table(profile.tuned_as), packed_inputs=False)
-        found += digests_of(
-            plan_graph(optimize(model), profile.limits, storage, options, written=model)
-        )
+        profiles = [profile]
+        if compiled.arithmetic == "half" and not profile.limits.software:
+            profiles.insert(0, profile.with_f16)
+        for each in profiles:
+            options = PlanOptions(variants=shipped_table(each.tuned_as), packed_inputs=False)
+            plan = plan_graph(optimized, each.limits, compiled.storage, options, written=model)
+            found += digests_of(plan)
     return found
 
 
 def test_all_players_make_the_buffers_of_the_model(tmp_path):
     """Python and C make the constant buffers of every plan of every network."""
     expected: dict[Path, list[str]] = {}
-    for name, (make, half) in NETWORKS.items():
+    for name, (make, options) in NETWORKS.items():
         model, file = make(), tmp_path / f"{name}.cml"
-        options = cml.CompileOptions(storage="half" if half else "float")
         file.write_bytes(cook(model, options=options, golden=False))
-        expected[file] = wanted(model, half)
+        expected[file] = wanted(model, options)
     program = build("check.c", "-O1", *SANITIZED)
     for file, digests in expected.items():
         plans = cml.load_cooked(file).cooked_form.plans
@@ -110,6 +113,16 @@ def test_weights_are_stored_once_for_all_profiles():
     for player in (False, True):
         values = size_of(cook(model, golden=False, player=player), "values")
         assert weights <= values < 1.01 * weights + 1000
+
+
+def test_products_in_16_bits_take_their_filters_from_the_same_weights():
+    """Filters of Winograd's tiles, which have four times as many numbers, are made at load."""
+    model = wide_model()
+    stored, made = (
+        size_of(cook(model, ["discrete"], options, golden=False), "values")
+        for options in (HALF, HALVES)
+    )
+    assert stored < made < stored + 2 * 2 * 9 * 64 * 8 + 1000
 
 
 def test_weights_of_integer_networks_are_stored_in_their_bits():

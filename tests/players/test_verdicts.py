@@ -14,7 +14,6 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.cooked import PROFILES, cook
-from cml_engine.cooked.plan_section import choose
 from cml_engine.cooked.schema import (
     SECTION_ALIGNMENT,
     FileHeader,
@@ -30,6 +29,7 @@ from cml_engine.scheduler.tools.commands import cooked_guesses
 from tests.fixtures.cooked import (
     BAD_CONSTANTS,
     BOMBS,
+    HALVES,
     bomb,
     changed,
     content_of,
@@ -38,10 +38,10 @@ from tests.fixtures.cooked import (
     rebuilt,
     sealed,
     sections,
+    wide_model,
     with_bad_constant,
 )
 from tests.fixtures.damage import damaged
-from tests.fixtures.graphs import Net
 from tests.fixtures.reader import READERS
 from tests.players.building import SANITIZED, build
 from tests.players.deno import deno_command, find_deno, run_deno
@@ -90,13 +90,14 @@ _BAD_FIELDS: dict[str, dict[tuple[int, str], Sequence[float]]] = {
 
 #: the alignment of offsets, the storage buffers, the lanes of a subgroup, and 1 for a CPU
 _DEVICES = {
-    "a discrete GPU": (32, 16, 32, 0),
-    "the least that WebGPU guarantees": (256, 8, 0, 0),
-    "llvmpipe, 512 bits": (32, 32, 16, 1),
-    "llvmpipe, 256 bits": (32, 32, 8, 1),
-    "llvmpipe, 128 bits": (32, 32, 4, 1),
-    "llvmpipe without subgroups": (32, 32, 0, 1),
-    "SwiftShader": (256, 10, 4, 1),
+    "a discrete GPU": (32, 16, 32, 0, 1),
+    "a discrete GPU without shader-f16": (32, 16, 32, 0, 0),
+    "the least that WebGPU guarantees": (256, 8, 0, 0, 0),
+    "llvmpipe, 512 bits": (32, 32, 16, 1, 1),
+    "llvmpipe, 256 bits": (32, 32, 8, 1, 1),
+    "llvmpipe, 128 bits": (32, 32, 4, 1, 1),
+    "llvmpipe without subgroups": (32, 32, 0, 1, 1),
+    "SwiftShader": (256, 10, 4, 1, 0),
 }
 
 
@@ -272,23 +273,24 @@ def test_changed_bytes_with_matching_hashes_are_safe(small):
 
 
 def test_players_choose_the_same_plan_for_every_device(tmp_path):
-    """Every driver that runs shaders on the CPU gets a plan that was made for such drivers."""
+    """Every driver that runs shaders on the CPU gets a plan that was made for such drivers, and
+    only devices with shader-f16 one that multiplies in 16 bits."""
     file = tmp_path / "net.cml"
-    net = Net(1, 16, 24, 24)
-    file.write_bytes(cook(net.graph(net.conv("x", 32)), player=True, golden=False))
-    plans = cml.load_cooked(file, trusted=True).cooked_form.plans
-    assert any(plan.needs.lanes for plan in plans)
+    file.write_bytes(cook(wide_model(24), options=HALVES, player=True, golden=False))
+    cooked = cml.load_cooked(file, trusted=True).cooked_form
+    assert any(plan.needs.lanes for plan in cooked.plans)
     chosen = []
-    for alignment, buffers, lanes, is_software in _DEVICES.values():
+    for alignment, buffers, lanes, is_software, has_f16 in _DEVICES.values():
         limits = Limits(
             alignment, alignment, 1 << 27, 1 << 30, max_storage_buffers=buffers,
-            software=bool(is_software), subgroup_size=lanes,
+            software=bool(is_software), subgroup_size=lanes, half_arithmetic=bool(has_f16),
         )  # fmt: skip
-        plan, _ = choose(plans, limits, lambda plan: "")
+        plan, _ = cooked.choose(limits)
         assert plan is not None
         assert plan.needs.software == is_software
+        assert plan.profile.endswith("-f16") == (has_f16 and not is_software)
         chosen.append(plan.profile)
-    assert set(chosen) >= {*PROFILES} - {"portable"}
+    assert set(chosen) >= {*PROFILES, "discrete-f16"} - {"portable"}
     devices = "".join(f"{' '.join(map(str, device))}\n" for device in _DEVICES.values())
     program = build("check.c", "-O1", *SANITIZED)
     run = subprocess.run([program, "--plans", file], input=devices, capture_output=True, text=True)

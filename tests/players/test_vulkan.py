@@ -15,7 +15,16 @@ import cml_engine as cml
 from cml_engine.cooked import cook
 from cml_engine.gpu.shaders import compilers
 from cml_engine.runtime.session import random_inputs
-from tests.fixtures.cooked import DEVICES, chain, counter, small_inputs, small_model, with_code
+from tests.fixtures.cooked import (
+    DEVICES,
+    HALVES,
+    chain,
+    counter,
+    small_inputs,
+    small_model,
+    wide_model,
+    with_code,
+)
 from tests.fixtures.graphs import Net, mobilenet_block
 from tests.players.building import SANITIZED, build
 from tests.players.playing import as_on_device
@@ -86,6 +95,19 @@ def test_vulkan_gives_the_bits_of_a_session(host, gpu, name, other, tmp_path):
         found = play(host, tmp_path, inputs, expected, budget, other)
         for output, array in expected.items():
             assert found[output].tobytes() == as_on_device(array).tobytes(), (output, budget)
+
+
+def test_vulkan_gives_the_bits_of_a_session_that_multiplies_in_16_bits(host, gpu, tmp_path):
+    if not gpu.limits.half_arithmetic:
+        pytest.skip("the device has no shader-f16")
+    graph = wide_model(24)
+    inputs = random_inputs({n: graph.facts[n] for n in graph.inputs}, seed=3)
+    (tmp_path / "net.cml").write_bytes(cook(graph, ["discrete"], HALVES, golden=False))
+    session = cml.Session(cml.load_cooked(tmp_path / "net.cml", trusted=True), gpu)
+    assert any("halves 1" in step.cooked.kernel.label for step in session.plan.steps)
+    ((name, expected),) = session.run(inputs).items()
+    found = play(host, tmp_path, inputs, {name: expected}, "1e9")[name]
+    assert found.tobytes() == expected.tobytes()
 
 
 @both_ways

@@ -486,7 +486,9 @@ def _plan_in_order(
         )  # fmt: skip
 
     if graph.cooked_form is not None:
-        free = replace(options, storage="float", tuned=True, order="file", winograd=None)
+        free = replace(
+            options, storage="float", arithmetic="float", tuned=True, order="file", winograd=None
+        )
         # the file's plans have the file's kernels: not if convolutions were marked since
         plain = free == CompileOptions() and (written is None or graph.nodes is written.nodes)
         planned = graph.cooked_form.plan(gpu.limits, options.storage, plain, lambda: lowered(graph))

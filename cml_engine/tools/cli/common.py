@@ -216,6 +216,8 @@ def compile_options(a: Namespace) -> CompileOptions:
     options = CompileOptions.preset(preset) if preset else CompileOptions()
     if getattr(a, "half", False):
         options = replace(options, storage="half")
+    if getattr(a, "half_arithmetic", False):
+        options = replace(options, storage="half", arithmetic="half")
     if getattr(a, "no_winograd", False):
         options = replace(options, winograd=False)
     if getattr(a, "backend", None) == "onnxruntime":
@@ -346,8 +348,8 @@ def backend_of(a: Namespace) -> Gpu | str:
     Raises :class:`InputError` for options that need a GPU with ``--backend cpu``.
     """
     if a.backend in ("cpu", "onnxruntime"):
-        needy = "half", "decide", "arena-limit-mib", "adapter", "dump-kernels", "debug-kernels"
-        if names := given(a, *needy):
+        needy = "half", "half-arithmetic", "decide", "arena-limit-mib", "adapter"
+        if names := given(a, *needy, "dump-kernels", "debug-kernels"):
             raise InputError(f"{names} needs a GPU: leave --backend {a.backend} out")
         return "cpu"
     if getattr(a, "dump_kernels", None) or getattr(a, "debug_kernels", False):

@@ -222,6 +222,11 @@ _SHARED = {
         "a part of the name of the GPU to use, as 'cml devices' lists them",
     ),
     "half": flag("GPU", "--half", "store feature maps and weights in 16 bits (cml docs faster)"),
+    "arithmetic": flag(
+        "GPU",
+        "--half-arithmetic",
+        "as --half, and let convolutions multiply in 16 bits where hardware has shader-f16",
+    ),
     "winograd": flag(
         "GPU",
         "--no-winograd",
@@ -279,7 +284,7 @@ _SHARED = {
 }
 _SOURCE = ("file", "shape", "constant", "choice", "weights", "ops", "fragments", "limits")
 _MODEL = (*_SOURCE, "trusted")
-_PLAN = ("random", "adapter", "half", "winograd", "preset", "decide")
+_PLAN = ("random", "adapter", "half", "arithmetic", "winograd", "preset", "decide")
 #: sets of shared options: of a model that may be cooked, of one that may not, of a plan, of a model
 #: and all of its plan, and of a run in frames
 _SETS = {

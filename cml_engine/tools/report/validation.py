@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from cml_engine.ir.graph import Graph, Node
 
 if TYPE_CHECKING:
-    from cml_engine.runtime.node_check import NodeCheck, StorageError
+    from cml_engine.runtime.node_check import MeasuredErrors, NodeCheck, StorageError
 
+_MULTIPLIED = "outputs on the GPU, convolutions multiplied in 16 bits (--half-arithmetic)"
 _UNKNOWN = "outputs: not known to NumPy, for an operator before them has no CPU function"
 
 
@@ -85,15 +86,20 @@ class ErrorRow:
 
 @dataclass(frozen=True)
 class StorageReport:
-    """The errors of 16-bit storage by operator and output, in NumPy and on the GPU (``measured``).
+    """The errors of 16-bit storage by operator and output, in NumPy and on the GPU (``measured``),
+    and those of 16-bit arithmetic on the GPU (``multiplied``), not measured for ``why_not``.
 
-    ``overflow`` describes the first value that 16 bits cannot hold; it is empty if there is none.
+    ``overflow`` describes the first value that 16 bits cannot hold, and ``overflown`` the first
+    output with a product that they cannot hold; each is empty if there is none.
     """
 
     operators: tuple[ErrorRow, ...]
     outputs: tuple[ErrorRow, ...]
     measured: tuple[ErrorRow, ...]
+    multiplied: tuple[ErrorRow, ...]
+    why_not: str
     overflow: str
+    overflown: str
 
     @property
     def ok(self) -> bool:
@@ -101,7 +107,7 @@ class StorageReport:
 
     @classmethod
     def of(
-        cls, graph: Graph, errors: Iterable[StorageError], measured: Iterable[StorageError] = ()
+        cls, graph: Graph, errors: Iterable[StorageError], measured: MeasuredErrors | None = None
     ) -> StorageReport:
         """Returns the report of all tensors' ``errors`` and the outputs' ``measured`` errors."""
         by_op: dict[str, list[StorageError]] = {}
@@ -121,8 +127,11 @@ class StorageReport:
             tuple(
                 ErrorRow.of(name, [by_tensor[name]]) for name in graph.outputs if name in by_tensor
             ),
-            tuple(ErrorRow.of(error.tensor, [error]) for error in measured),
+            _output_rows(measured.stored if measured else ()),
+            _output_rows(multiplied := measured.multiplied if measured else []),
+            measured.why_not if measured else "",
             overflow,
+            next((error.tensor for error in multiplied if error.overflow), ""),
         )
 
     def __str__(self) -> str:
@@ -133,10 +142,23 @@ class StorageReport:
             *map(str, self.operators),
             *(["outputs", *map(str, self.outputs)] if self.outputs else [_UNKNOWN]),
             *(["outputs on the GPU", *map(str, self.measured)] if self.measured else []),
+            *([_MULTIPLIED, *map(str, self.multiplied)] if self.multiplied else []),
         ]
+        if self.why_not:
+            lines.append(f"{_MULTIPLIED}: not measured: {self.why_not}")
         if self.overflow:
             lines.append(f"first value too large for 16 bits: {self.overflow}")
+        if self.overflown:
+            lines.append(
+                f"multiplied in 16 bits, output '{self.overflown}' is not finite: a product or a "
+                "transformed input exceeds 65504. Multiply in 32 bits (leave --half-arithmetic "
+                "out), or scale the weights"
+            )
         return "\n".join(lines)
+
+
+def _output_rows(errors: Iterable[StorageError]) -> tuple[ErrorRow, ...]:
+    return tuple(ErrorRow.of(error.tensor, [error]) for error in errors)
 
 
 def _place(node: Node) -> str:

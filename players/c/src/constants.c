@@ -10,7 +10,7 @@ static uint32_t stored_size(const constant_row *r) {
 }
 
 static uint32_t element_size(const constant_row *r) {
-    return r->becomes == AS_BITS ? stored_size(r) : 4;
+    return r->becomes == AS_BITS ? stored_size(r) : r->becomes == AS_HALF ? 2 : 4;
 }
 
 /* Returns a * b, or more than the size of any buffer. */
@@ -35,7 +35,8 @@ static int has_dims(const constant_row *r) {
 int cml__is_constant(const file *f, const plan *p, uint32_t number) {
     const constant_row *r = p->constants + number, *before = number > 0 ? r - 1 : NULL;
     uint64_t count = 1, source = 1;
-    if (r->stored > 6 || r->becomes > AS_INTEGER || (r->becomes == AS_BITS) != (r->stored < 3) ||
+    if (r->stored > 6 || r->becomes > (r->matrix == UINT64_MAX ? AS_INTEGER : AS_HALF) ||
+        (r->becomes != AS_HALF && (r->becomes == AS_BITS) != (r->stored < 3)) ||
         r->space == ARENA || r->space >= SPACES || r->rank == 0 || r->rank > DIMS ||
         r->offset % 4 != 0 || r->source % COOKED_VALUE_ALIGNMENT != 0 || !has_dims(r))
         return 0;
@@ -59,8 +60,8 @@ int cml__is_constant(const file *f, const plan *p, uint32_t number) {
     if (r->matrix == UINT64_MAX) return 1;
     for (uint32_t i = 0; i < r->rank; i++)
         if (r->dims[i].axis == 3) return 0;
-    return element_size(r) == 4 && r->becomes != AS_INTEGER && r->extents[2] == 9 &&
-           r->extents[3] == 1 && r->matrix % COOKED_VALUE_ALIGNMENT == 0 &&
+    return r->stored >= 2 && r->becomes != AS_INTEGER && r->extents[2] == 9 && r->extents[3] == 1 &&
+           r->matrix % COOKED_VALUE_ALIGNMENT == 0 &&
            is_inside(r->matrix, 3 * WINDOW_POINTS * sizeof(double), f->values.size);
 }
 
@@ -82,16 +83,16 @@ static int32_t read_integer(const constant_row *r, const uint8_t *from) {
 /* Converts one number of the source. */
 static void put_number(const constant_row *r, const uint8_t *source, uint64_t index, uint8_t *to) {
     const uint8_t *from = source + index * stored_size(r);
-    if (r->becomes == AS_BITS) {
+    if (r->stored < 3) {
         memcpy(to, from, stored_size(r));
         return;
     }
     int32_t integer = read_integer(r, from);
     float number = (float)integer;
-    if (r->becomes == AS_FLOAT)
-        memcpy(to, &number, sizeof number);
-    else
+    if (r->becomes == AS_INTEGER)
         memcpy(to, &integer, sizeof integer);
+    else
+        memcpy(to, &number, sizeof number);
 }
 
 /* Computes one point of matrix * window * transposed matrix: in doubles and in this order, so that
@@ -102,7 +103,7 @@ static void put_point(const constant_row *r, const uint8_t *source, uint64_t win
                  *x = matrix + 3 * (place % WINDOW_POINTS);
     double down[3] = {0};
     float v[9] = {0};
-    if (r->becomes == AS_BITS)
+    if (r->stored < 3)
         memcpy(v, source + sizeof v * window, sizeof v);
     else
         for (uint64_t i = 0; i < 9; i++) put_number(r, source, 9 * window + i, (uint8_t *)(v + i));
@@ -112,7 +113,11 @@ static void put_point(const constant_row *r, const uint8_t *source, uint64_t win
     }
     double a = down[0] * x[0], b = down[1] * x[1], c = down[2] * x[2];
     float value = (float)((a + b) + c);
-    memcpy(to, &value, 4);
+    uint16_t half = cml__to_half(value);
+    if (r->becomes == AS_HALF)
+        memcpy(to, &half, sizeof half);
+    else
+        memcpy(to, &value, sizeof value);
 }
 
 static uint64_t element_count(const constant_row *r) {

@@ -195,7 +195,7 @@ COOKED_HAS_SIZE(dimension_row, 12);
 typedef struct constant_row {
     uint32_t space; /* space: 1 weights, 2 own */
     uint32_t stored; /* how its source is stored: bits of 0 one, 1 two, 2 four bytes; 3 int8, 4 uint8, 5 int16, 6 uint16 */
-    uint32_t becomes; /* what a stored number becomes: 0 bits stay as they are, 1 float32, 2 int32 */
+    uint32_t becomes; /* what a stored number becomes: 0 bits stay as they are, 1 float32, 2 int32, 3 binary16 after the matrix */
     uint32_t rank; /* number of dimensions, from 1 to 8 */
     uint64_t offset; /* offset in the buffer, a multiple of 4 */
     uint64_t nbytes; /* bytes: those of its elements, up to a multiple of 4 with zeros */

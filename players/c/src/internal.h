@@ -68,9 +68,9 @@ cml_status cml__scan_wgsl(heap *memory, const char *text, size_t length, const c
 
 /* ------------------------------------------------------------------ file.c: the cooked file */
 
-enum { ARENA, WEIGHTS, OWN, SPACES };        /* the buffers of a plan */
-enum { AS_BITS, AS_FLOAT, AS_INTEGER };      /* what the stored numbers of a constant become */
-#define MAX_GROUPS_OF_STEP (65535u * 65535u) /* what a dispatch of two dimensions can run */
+enum { ARENA, WEIGHTS, OWN, SPACES };            /* the buffers of a plan */
+enum { AS_BITS, AS_FLOAT, AS_INTEGER, AS_HALF }; /* what the stored numbers of a constant become */
+#define MAX_GROUPS_OF_STEP (65535u * 65535u)     /* what a dispatch of two dimensions can run */
 
 typedef struct span { /* bytes of the file, or of a copy */
     const uint8_t *data;
@@ -163,6 +163,7 @@ void cml__make_bytes(const file *f, const constant_row *r, uint64_t first, uint6
 
 /* layouts.c: tensors between the plain layout and the one of the device. */
 void cml__to_layout(const cml_shape *shape, const void *plain, uint8_t *stored);
+uint16_t cml__to_half(float value);
 void cml__from_layout(const cml_shape *shape, const uint8_t *stored, void *plain);
 
 /* ------------------------------------------------------------------ costs.c: the cost model */

@@ -1,7 +1,7 @@
 /* Converts tensors between the plain layout and that of the device (docs/cooked.md). */
 #include "internal.h"
 
-static uint16_t to_half(float value) { /* rounds to the nearest, to even ones in the middle */
+uint16_t cml__to_half(float value) { /* rounds to the nearest, to even ones in the middle */
     uint32_t bits, sign, rest;
     memcpy(&bits, &value, sizeof bits);
     sign = bits >> 16 & 0x8000;
@@ -53,7 +53,7 @@ void cml__to_layout(const cml_shape *shape, const void *plain, uint8_t *stored) 
     for (uint64_t n = 0; n < shape->extents[0]; n++)
         for (uint64_t c = 0; c < shape->extents[1]; c++)
             for (uint64_t i = 0, at = place_of(shape, area, n, c); i < area; i++, at += 4) {
-                uint16_t half = to_half(*from);
+                uint16_t half = cml__to_half(*from);
                 if (shape->layout == CML_LAYOUT_C4)
                     memcpy(stored + 4 * at, from, 4);
                 else

@@ -52,7 +52,7 @@ def info(a: Namespace) -> None:
         from cml_engine.tools.report.integer_info import IntegerInfo
 
         reason = "--integer and --gas describe the model alone"
-        plan = ("half", "no-winograd", "preset", "decide", "decisions")
+        plan = ("half", "half-arithmetic", "no-winograd", "preset", "decide", "decisions")
         refuse(a, reason, "plan", "budget-ms", *plan)
         proof = IntegerInfo.of(load_model(a), points=a.integer, gas=a.gas)
         print(proof.json() if a.json else proof)

@@ -18,7 +18,7 @@ from cml_engine.tools.cli.common import (
     is_cooked,
     load_open,
 )
-from cml_engine.tools.cli.options import command, flag, option, value_option
+from cml_engine.tools.cli.options import command, flag, given, option, value_option
 from cml_engine.tools.cli.terminal import narrator, print_error
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     "backend",
     "adapter",
     "half",
+    "arithmetic",
     "winograd",
     option(
         "inputs",
@@ -78,8 +79,8 @@ def map_inputs(a: Namespace) -> int:
     from cml_engine.distributed.sources import first_shape
 
     on_host = a.backend in ("cpu", "onnxruntime")
-    if a.half and on_host:
-        raise InputError(f"--half needs a GPU: leave --backend {a.backend} out")
+    if on_host and (names := given(a, "half", "half-arithmetic")):
+        raise InputError(f"{names} needs a GPU: leave --backend {a.backend} out")
     if a.report is not None:
         array_files.check_place(Path(a.report))
     graph = load_open(a, partial(first_shape, a.inputs))

@@ -132,7 +132,7 @@ def _check_golden(a: Namespace) -> int:
         raise InputError(
             f"'{a.model}' has no golden pair to check: cook it without --without-golden"
         )
-    a.half, a.preset = False, None
+    a.half, a.half_arithmetic, a.preset = False, False, None
     session = Session(graph, backend_of(a), compile_options(a))
     outputs = session.program.run(session.check_inputs(golden.inputs))
     worst = golden.differences(outputs)
@@ -150,6 +150,7 @@ def _check_golden(a: Namespace) -> int:
     "cml export enlarge.onnx page --to web --shape 1,3,64,64",
     "model",
     "half",
+    "arithmetic",
     "winograd",
     "overwrite",
     option("output", "destination", metavar="DST", help="the .onnx file or the folder to write"),
@@ -209,7 +210,8 @@ def _export_onnx(a: Namespace) -> None:
         raise InputError(
             f"'{a.destination}': wanted a file name ending in .onnx; cml convert writes NNEF"
         )
-    refuse(a, "an ONNX file leaves the choice of kernels to its reader", "no-winograd")
+    kernels = "half-arithmetic", "no-winograd"
+    refuse(a, "an ONNX file leaves the choice of kernels to its reader", *kernels)
     graph = load_model(a)
     dynamic = named_axes(a.dynamic) if a.dynamic else None
     from cml_engine.formats.onnx.export import default_opset

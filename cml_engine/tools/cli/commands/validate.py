@@ -23,6 +23,7 @@ from cml_engine.tools.cli.terminal import progress
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu
+    from cml_engine.tools.report.validation import StorageReport
 
 T = TypeVar("T")
 
@@ -81,7 +82,12 @@ def validate(a: Namespace) -> int:
     checks = check_nodes(graph, gpu, arrays, options.storage, options.decide, written)
     report = Validation.of(gpu.name, _with_progress(checks, graph))
     print(report)
-    fits = options.storage == "float" or _check_storage(graph, gpu, arrays)
+    if options.storage == "float":
+        return 0 if report.ok else 1
+    in_floats = optimize_for(written, replace(options, arithmetic="float"))
+    storage = _storage_report(in_floats, gpu, arrays)
+    print(storage)
+    fits = storage.ok and not (options.arithmetic == "half" and storage.overflown)
     return 0 if report.ok and fits else 1
 
 
@@ -97,7 +103,9 @@ def _check_hdr(a: Namespace) -> int:
 
 
 #: options of a plan, which comparisons without one refuse
-_PLAN_OPTIONS = ("half", "no-winograd", "preset", "decide", "decisions", "dump-kernels")
+_PLAN_OPTIONS = (
+    "half", "half-arithmetic", "no-winograd", "preset", "decide", "decisions", "dump-kernels"
+)  # fmt: skip
 
 
 def _check_passes(a: Namespace) -> int:
@@ -134,16 +142,14 @@ def _inputs(
     return read_inputs(a, facts, made_up or random_inputs(facts, a.seed))
 
 
-def _check_storage(graph: Graph, gpu: Gpu, arrays: dict[str, Array]) -> bool:
-    """Prints the errors of 16-bit storage; returns False if a value is too large for it."""
+def _storage_report(graph: Graph, gpu: Gpu, arrays: dict[str, Array]) -> StorageReport:
+    """Returns the errors of 16-bit storage and arithmetic."""
     from cml_engine.compiler.planning.layouts import layouts_for
     from cml_engine.runtime.node_check import measure_errors, storage_errors
     from cml_engine.tools.report.validation import StorageReport
 
     errors = _with_progress(storage_errors(graph, layouts_for(graph, "half"), arrays), graph)
-    report = StorageReport.of(graph, errors, measure_errors(graph, gpu, arrays))
-    print(report)
-    return report.ok
+    return StorageReport.of(graph, errors, measure_errors(graph, gpu, arrays))
 
 
 def _with_progress(checks: Iterable[T], graph: Graph) -> Iterator[T]:
