@@ -29,7 +29,7 @@ from cml_engine.cooked.writer import Sections
 from cml_engine.errors import InputError, UnsupportedOp
 from cml_engine.errors.arguments import check_choices, check_flag, check_instance
 from cml_engine.gpu.shaders.dump import dump_kernel
-from cml_engine.gpu.shaders.hlsl import step_key
+from cml_engine.gpu.shaders.hlsl import step_key, step_keys
 from cml_engine.io.json_files import Json
 from cml_engine.ir.graph import Graph
 from cml_engine.ops.declaration.choice import NO_VARIANTS
@@ -137,7 +137,8 @@ def _plans(
 ) -> Iterator[tuple[Profile, Plan]]:
     """Yields a type of device with its plan, in the order in which a player tries them.
 
-    The plan for devices with ``shader-f16`` is left out if it is the same as the one without.
+    The plan for devices with ``shader-f16`` is left out if it has the same kernels as the one
+    without.
     """
 
     def plan_for(profile: Profile) -> Plan:
@@ -146,7 +147,7 @@ def _plans(
     plan = plan_for(profile)
     if options.arithmetic == "half" and not profile.limits.software:
         in_halves = plan_for(profile.with_f16)
-        if in_halves.steps != plan.steps:
+        if step_keys(in_halves) != step_keys(plan):
             yield profile.with_f16, in_halves
     yield profile, plan
 

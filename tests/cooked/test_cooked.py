@@ -19,7 +19,6 @@ from cml_engine.ir.limits import Limits
 from tests.fixtures import no_compiler
 from tests.fixtures.cooked import (
     HALVES,
-    chain,
     counter,
     small_inputs,
     small_model,
@@ -325,7 +324,9 @@ def test_16_bit_arithmetic_has_plans_of_its_own_for_hardware():
 
 
 def test_network_without_16_bit_products_has_no_second_plan():
-    cooked = own(cook(chain(2), ["discrete"], HALVES, golden=False))
+    net = Net(1, 4, 8, 8)
+    model = net.graph(net("softmax(mul(x, random(1, 4)), axes=[1])"))
+    cooked = own(cook(model, ["discrete"], HALVES, golden=False))
     assert [plan.profile for plan in cooked.cooked_form.plans] == ["discrete"]
 
 
