@@ -9,18 +9,27 @@
 [[vk::binding(1, 1)]] SamplerState clamped;
 #endif
 
-static const float REACH_M = 300000.0;
-
 struct Water
 {
     float4 clip : SV_Position;
 };
 
+// The ray through a corner of the picture, whose component along the direction of view is 1.
+float3 corner_ray(float2 corner)
+{
+    float3 x = scene.clip_x.xyz, y = scene.clip_y.xyz;
+    return scene.clip_w.xyz + corner.x / dot(x, x) * x + corner.y / dot(y, y) * y;
+}
+
+// The picture's corners at the depth of the sea's plane, which is linear over the picture and 0 at
+// the horizon. A plane of corners in the world would have all of them within a pixel of the
+// horizon, and drivers that round corners to parts of a pixel could not tell its slope.
 Water place(uint vertex : SV_VulkanVertexID)
 {
     float2 corner = float2(float(vertex & 1) * 2.0 - 1.0, float(vertex >> 1) * 2.0 - 1.0);
+    float near = scene.clip_z.w;
     Water water;
-    water.clip = to_clip(float3(corner.x * REACH_M, -scene.sun.w, corner.y * REACH_M));
+    water.clip = float4(corner, near * -corner_ray(corner).y / scene.sun.w, 1.0);
     return water;
 }
 
