@@ -11,6 +11,7 @@ from cml_engine.formats.onnx.values import (
     InvalidNode,
     Value,
     allocate,
+    as_value,
     concat,
     unsupported_error,
     zeros,
@@ -46,7 +47,7 @@ def attention(
     )
     queries, keys = q.shape[2], k.shape[2]
     bias = None if mask is None else _extended_mask(mask, keys)
-    offset = Value.known(np.array(n_past, np.int64))
+    offset = as_value(n_past)
     if lengths is not None:
         lengths = lengths.reshape([lengths.shape[0], 1, 1, 1])
         offset = offset if n_past else lengths - queries
@@ -64,8 +65,11 @@ def attention(
     return [_join_heads(y) if query.rank == 3 else y, k, v, qk_output]
 
 
-def _attend(q: Value, k: Value, v: Value, bias: Value | None, scale: float, cap: float) -> Value:
-    logits = _scores(q, k, scale, cap)
+def _attend(
+    q: Value, k: Value, v: Value, bias: Value | None, scale: float, cap: float = 0.0
+) -> Value:
+    """Adds an attention; a ``scale`` of 0 stands for one over the root of the heads' size."""
+    logits = _scores(q, k, scale or 1 / np.sqrt(q.shape[3]), cap)
     logits = logits if bias is None else logits + bias
     return _join_heads(_masked_softmax(logits, bias).matmul(v))
 
@@ -219,9 +223,7 @@ def multi_head_attention(
         values = [x + part for x, part in zip(values, parts, strict=True)]
     q, k, v = (_split_heads(x, num_heads) for x in values)
     k, v, n_past = _with_past(k, v, past_key, past_value)
-    mask = None
-    if padding is not None:
-        mask = _padding_mask(padding, q, k.shape[2], mask_filter_value)
+    mask = _padding_mask(padding, q, k.shape[2], mask_filter_value)
     queries, keys = q.shape[2], k.shape[2]
     if unidirectional and queries > 1:
         if keys - n_past > queries:
@@ -230,17 +232,19 @@ def multi_head_attention(
                 f"unidirectional with {queries} queries and {keys - n_past} keys (give as many "
                 "keys as queries and the others as past keys, or one query)"
             )
-        mask = _add_window(mask, queries, keys, Value.known(np.array(n_past)), -1, 0)
+        mask = _add_window(mask, queries, keys, as_value(n_past), -1, 0)
     mask = _sum_of_masks(mask, bias)
-    return [_attend(q, k, v, mask, scale or 1 / np.sqrt(q.shape[3]), 0.0), k, v]
+    return [_attend(q, k, v, mask, scale), k, v]
 
 
-def _padding_mask(mask: Value, q: Value, keys: int, masked_value: float) -> Value:
-    """Returns an addend that masks out the padding among the keys of the queries ``q``.
+def _padding_mask(mask: Value | None, q: Value, keys: int, masked_value: float) -> Value | None:
+    """Returns an addend that masks out the padding among the keys of the queries ``q``, if any.
 
     The mask input is 0 at padding; or it gives the number of valid keys of each batch item, and
     perhaps the first valid key of each item behind that.
     """
+    if mask is None:
+        return None
     batch, _, queries, _ = q.shape
     if mask.rank == 1 and mask.shape not in ((batch,), (2 * batch,)):
         raise unsupported_error("a mask of several sequences in an item of the batch")
@@ -292,12 +296,10 @@ def microsoft_attention(
     q, k, v = (_split_heads(part, num_heads) for part in projected.split(2, sizes))
     pasts = [None, None] if past is None else [part.squeeze([0]) for part in past.split(0, [1, 1])]
     k, v, n_past = _with_past(k, v, *pasts)
-    mask = None
-    if padding is not None:
-        mask = _padding_mask(padding, q, k.shape[2], mask_filter_value)
-    offset, keys_after = Value.known(np.array(n_past)), 0 if unidirectional else -1
-    mask = _add_window(mask, q.shape[2], k.shape[2], offset, -1, keys_after)
-    y = _attend(q, k, v, _sum_of_masks(mask, bias), scale or 1 / np.sqrt(q.shape[3]), 0.0)
+    mask = _padding_mask(padding, q, k.shape[2], mask_filter_value)
+    keys_after = 0 if unidirectional else -1
+    mask = _add_window(mask, q.shape[2], k.shape[2], as_value(n_past), -1, keys_after)
+    y = _attend(q, k, v, _sum_of_masks(mask, bias), scale)
     has_pairs = k.shape == v.shape
     return [y, concat([k.unsqueeze([0]), v.unsqueeze([0])], 0)] if has_pairs else [y]
 
@@ -362,11 +364,10 @@ def group_query_attention(
         q, k = (_rotate(x, c, s, size, rotary_interleaved) for x in (q, k))
     q, k, v = (x.transpose([0, 2, 1, 3]) for x in (q, k, v))
     k, v, _ = _with_past(k, v, past_key, past_value)
-    offset = Value.known(np.array(n_past))
-    mask = _add_window(None, length, total, offset, local_window_size - 1, 0)
+    mask = _add_window(None, length, total, as_value(n_past), local_window_size - 1, 0)
     mask = _sum_of_masks(mask, bias)
     keys, shared_values = (_repeat_heads(x, num_heads // kv_num_heads) for x in (k, v))
-    return [_attend(q, keys, shared_values, mask, scale or 1 / np.sqrt(q.shape[3]), softcap), k, v]
+    return [_attend(q, keys, shared_values, mask, scale, softcap), k, v]
 
 
 # -- positions -----------------------------------------------------------------------------------
@@ -504,8 +505,8 @@ def causal_conv(
     n_past = weights.shape[2] - 1
     padded = concat([zeros((batch, channels, n_past)) if past is None else past, x], 2)
     y = padded.conv(
-        weights, 0.0 if bias is None else bias.unsqueeze([0]), border="constant",
-        padding=[(0, 0)], stride=[1], dilation=[1], groups=channels,
+        weights, 0.0 if bias is None else bias.unsqueeze([0]), padding=[(0, 0)], stride=[1],
+        dilation=[1], groups=channels,
     )  # fmt: skip
     y = y if activation == "none" else y.silu()
     return [y, padded.slice(2, length, length + n_past)]

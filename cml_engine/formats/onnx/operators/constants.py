@@ -15,6 +15,7 @@ from cml_engine.formats.onnx.values import (
     InvalidNode,
     Value,
     allocate,
+    as_value,
     checked_axis,
     concat,
     unsupported_error,
@@ -68,10 +69,7 @@ def shape(call: OnnxCall, x: Value, *, start: int = 0, end: int = 0) -> Value:
 
 @op("Size", "known")
 def size(x: Value) -> Value:
-    total = number_of(x, range(x.rank))
-    if isinstance(total, Value):
-        return total.reshape([]).typed(np.int64)
-    return Value.known(np.array(np.prod(x.shape, dtype=np.int64)))
+    return as_value(number_of(x, range(x.rank))).reshape([]).typed(np.int64)
 
 
 @op("ConstantOfShape", "known")
@@ -179,12 +177,7 @@ def mel_weight_matrix(
 @op("OptionalHasElement", "known", takes_sequences=True)
 def optional_has_element(x: Value | None = None) -> Value:
     """Returns a constant: True if the node has an input. A tensor counts as a filled optional."""
-    return Value.known(np.array(x is not None))
-
-
-@op("OptionalGetElement", "nothing", takes_sequences=True)
-def optional_get_element(x: Value) -> Value:
-    return x
+    return as_value(x is not None)
 
 
 # -- Fourier transforms and grids ----------------------------------------------------------------

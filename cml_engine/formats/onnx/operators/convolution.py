@@ -144,8 +144,8 @@ def convolve(
     if kernel_shape is not None and tuple(kernel_shape) != weights.shape[2:]:
         raise InvalidNode(f"kernel_shape {kernel_shape}, and weights {weights}")
     return x.conv(
-        weights, bias, border="constant", padding=spatial.padding, stride=spatial.stride,
-        dilation=spatial.dilation, groups=group,
+        weights, bias, padding=spatial.padding, stride=spatial.stride, dilation=spatial.dilation,
+        groups=group,
     )  # fmt: skip
 
 
@@ -183,14 +183,14 @@ def conv_transpose(
     # a negative crop pads the full result
     is_padded = any(a < 0 or b < 0 for a, b in crops)
     result = x.deconv(
-        weights, 0.0 if is_padded else _row(bias), border="constant",
+        weights, 0.0 if is_padded else _row(bias),
         padding=[(max(a, 0), max(b, 0)) for a, b in crops], stride=list(strides),
         dilation=list(dilations), groups=group,
     )  # fmt: skip
     if not is_padded:
         return result
     padding = [(0, 0), (0, 0), *((max(-a, 0), max(-b, 0)) for a, b in crops)]
-    padded = result.pad(padding=padding, border="constant", value=0.0)
+    padded = result.pad(padding=padding)
     return padded if bias is None else add_operator("add", padded, _row(bias))
 
 
@@ -240,10 +240,11 @@ def deform_conv(
 
 
 #: attributes per image axis: the second input's values are the image's extents
+_STEPS = per_axis(1, 1, count=lambda call: call[1].size)
 _OF_IMAGE = {
-    "dilations": per_axis(1, 1, count=lambda call: call[1].size),
+    "dilations": _STEPS,
     "pads": per_axis(0, 0, count=lambda call: 2 * call[1].size),
-    "strides": per_axis(1, 1, count=lambda call: call[1].size),
+    "strides": _STEPS,
 }
 
 
@@ -363,7 +364,7 @@ def average_pool(
             (a, min(b, d)) for (a, b), (_, d) in zip(floor_padding, shape.padding, strict=True)
         ]
         if any(a or b for a, b in inner):
-            x = x.pad(padding=[(0, 0), (0, 0), *inner], border="constant", value=0.0)
+            x = x.pad(padding=[(0, 0), (0, 0), *inner])
         extra_padding = [(0, d - b) for (_, b), (_, d) in zip(inner, shape.padding, strict=True)]
         shape = replace(shape, padding=extra_padding)
     return x.avg_pool(**_pool_attrs(shape, "ignore"))
@@ -420,4 +421,4 @@ def max_unpool(
     padding = [(0, w - n) for w, n in zip(output_shape or shape, shape, strict=True)]
     if not any(after for _, after in padding):
         return y
-    return y.pad(padding=padding, border="constant", value=0.0)
+    return y.pad(padding=padding)

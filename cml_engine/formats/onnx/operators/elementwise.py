@@ -94,12 +94,8 @@ def integer_division(x: Array, y: Array) -> Array:
     return np.asarray(np.where(y == 0, 0, truncated), x.dtype)
 
 
-def _binary_form(name: str) -> Callable[[Value, Value], Value]:
-    return lambda x, y: binary(name, x, y)
-
-
-def _many_form(name: str) -> Callable[..., Value]:
-    return lambda *values: reduce(partial(binary, name), values)
+def _of_many(name: str, *values: Value) -> Value:
+    return reduce(partial(binary, name), values)
 
 
 def _many_fold(function: Callable[..., object]) -> Callable[..., object]:
@@ -116,19 +112,15 @@ _FOLDS: dict[str, Callable[..., object]] = {
 }  # fmt: skip
 
 for _name, _nnef in same.ARITHMETIC.items():
-    op(_name, f"{_nnef}, int_{_nnef}", fold=_FOLDS[_nnef])(_binary_form(_nnef))
+    op(_name, f"{_nnef}, int_{_nnef}", fold=_FOLDS[_nnef])(partial(binary, _nnef))
 
 for _name, _nnef in (("Sum", "add"), *same.LIMITS.items()):
-    op(_name, _nnef, fold=_many_fold(_FOLDS[_nnef]))(_many_form(_nnef))
+    op(_name, _nnef, fold=_many_fold(_FOLDS[_nnef]))(partial(_of_many, _nnef))
 
 
 @op("Mean", "add, mul")
 def mean(*values: Value) -> Value:
-    return _many_form("add")(*values) * (1.0 / len(values))
-
-
-def _mod_fold(x: Array, y: Array, fmod: bool) -> Array:
-    return np.fmod(x, y) if fmod else np.mod(x, y)
+    return _of_many("add", *values) * (1.0 / len(values))
 
 
 def _are_powers_of_2(array: Array) -> bool:
@@ -136,7 +128,10 @@ def _are_powers_of_2(array: Array) -> bool:
     return bool(np.all((array > 0) & (array & (array - 1) == 0)))
 
 
-@op("Mod", "bit_and, fmod, int_mod, int_rem", fold=_mod_fold)
+@op(
+    "Mod", "bit_and, fmod, int_mod, int_rem",
+    fold=lambda x, y, fmod: np.fmod(x, y) if fmod else np.mod(x, y),
+)  # fmt: skip
 def mod(x: Value, y: Value, *, fmod: bool = False) -> Value:
     if x.kind == "integer":
         if (
@@ -200,26 +195,23 @@ def integer_root(x: Value) -> Value:
     return (root * root).gt(x).select(root - 1, root)
 
 
-def _signed_form(name: str) -> Callable[[Value], Value]:
-    def form(x: Value) -> Value:
-        if x.kind == "integer" and name != "neg" and interval_of(x).low >= 0:
-            return x if name == "abs" else x.ne(0).cast("integer").typed(x.dtype)
-        result = elementwise(name, x)
-        return wrap(result, x.dtype) if x.kind == "integer" else result.typed(x.dtype)
-
-    return form
+def _signed(name: str, x: Value) -> Value:
+    if x.kind == "integer" and name != "neg" and interval_of(x).low >= 0:
+        return x if name == "abs" else x.ne(0).cast("integer").typed(x.dtype)
+    result = elementwise(name, x)
+    return wrap(result, x.dtype) if x.kind == "integer" else result.typed(x.dtype)
 
 
 for _name, _nnef in same.SIGNED.items():
-    op(_name, f"{_nnef}, int_{_nnef}", fold=_FOLDS[_nnef])(_signed_form(_nnef))
+    op(_name, f"{_nnef}, int_{_nnef}", fold=_FOLDS[_nnef])(partial(_signed, _nnef))
 
 
-def _float_form(name: str) -> Callable[[Value], Value]:
-    return lambda x: add_operator(name, x.scalar()).typed(x.dtype)
+def _of_floats(name: str, x: Value) -> Value:
+    return add_operator(name, x.scalar()).typed(x.dtype)
 
 
 for _name, _nnef in same.FLOATS.items():
-    op(_name, _nnef)(_float_form(_nnef))
+    op(_name, _nnef)(partial(_of_floats, _nnef))
 
 
 @op("Clip", "clamp, int_max, int_min")
@@ -251,12 +243,12 @@ def _in_order(low: Value, high: Value) -> bool:
 # -- bits ----------------------------------------------------------------------------------------
 
 
-def _typed_form(name: str) -> Callable[[Value, Value], Value]:
-    return lambda x, y: elementwise(name, x, y).typed(x.dtype)
+def _of_bits(name: str, x: Value, y: Value) -> Value:
+    return elementwise(name, x, y).typed(x.dtype)
 
 
 for _name, _nnef in {**same.BITS, **same.LOGIC}.items():
-    op(_name, _nnef, fold=_FOLDS[_nnef])(_typed_form(_nnef))
+    op(_name, _nnef, fold=_FOLDS[_nnef])(partial(_of_bits, _nnef))
 
 
 @op("BitwiseNot", "bit_not", fold=np.bitwise_not)
@@ -282,18 +274,14 @@ def bit_shift(
 # -- comparisons and logic -----------------------------------------------------------------------
 
 
-def _comparison(name: str) -> Callable[[Value, Value], Value]:
-    """Returns the conversion of a comparison: two integers are compared as integers."""
-
-    def form(x: Value, y: Value) -> Value:
-        are_integers = x.kind == y.kind == "integer"
-        return elementwise(name, *((x, y) if are_integers else (x.scalar(), y.scalar())))
-
-    return form
+def _comparison(name: str, x: Value, y: Value) -> Value:
+    """Adds a comparison: two integers are compared as integers."""
+    are_integers = x.kind == y.kind == "integer"
+    return elementwise(name, *((x, y) if are_integers else (x.scalar(), y.scalar())))
 
 
 for _name, _nnef in same.COMPARISONS.items():
-    op(_name, f"{_nnef}, int_{_nnef}", fold=_FOLDS[_nnef])(_comparison(_nnef))
+    op(_name, f"{_nnef}, int_{_nnef}", fold=_FOLDS[_nnef])(partial(_comparison, _nnef))
 
 
 @op("Not", "not", fold=np.logical_not)
@@ -339,7 +327,7 @@ def _to_element(value: Value, element: int) -> Value:
         return Value.known(filled(cast, value.shape) if is_single else cast)
     if value.kind != kind_of(dtype):
         if dtype == np.uint32 and value.kind == "scalar":
-            value = _signed(value)
+            value = _as_signed(value)
         value = value.cast(kind_of(dtype))
     elif value.kind == "scalar" and dtype.itemsize < value.dtype.itemsize == 4:
         value = value.copy()  # float16 and bfloat16 are computed as float32
@@ -350,7 +338,7 @@ def _to_element(value: Value, element: int) -> Value:
     return value.typed(dtype)
 
 
-def _signed(value: Value) -> Value:
+def _as_signed(value: Value) -> Value:
     """Adds operators that clamp floats to uint32's range and subtract 2^32 from 2^31 and more.
 
     A cast of the result to int32 then has the bits of the uint32.

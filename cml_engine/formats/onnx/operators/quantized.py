@@ -223,7 +223,7 @@ def matmul_nbits(
         zeros = zero_points if is_float else _unpack_codes(zero_points, rows, bits)[:, :blocks]
         shifts = factors * Value.known(np.float32(middle) - zeros.reshape(rows, blocks))
         padding = [(0, 0)] * (x.rank - 1) + [(0, blocks * block_size - inner)]
-        padded = x if not padding[-1][1] else x.pad(padding=padding, border="constant", value=0.0)
+        padded = x if not padding[-1][1] else x.pad(padding=padding)
         parts = padded.reshape([*x.shape[:-1], blocks, block_size])
         y = y + matmul(parts.sum_reduce(axes=[x.rank]).squeeze([x.rank]), shifts, turn_y=True)
     return y if bias is None else y + bias

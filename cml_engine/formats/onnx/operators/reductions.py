@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf, nan, prod
 
 import numpy as np
@@ -60,34 +61,31 @@ def integer_sum(x: Value, axes: list[int]) -> Value:
 _LOW_BITS = 12
 
 
-def _integer_limit(name: str) -> Reduce:
-    """Returns a reduction that computes the exact maximum or minimum of integers.
+def _integer_limit(name: str, x: Value, axes: list[int]) -> Value:
+    """Adds operators for the exact maximum or minimum of integers, and returns the result.
 
-    ``name`` is the float operator. If floats are not exact, the reduction compares the upper bits
-    first, then the lower bits of the elements with the best upper bits.
+    ``name`` is the float operator. If floats are not exact, the upper bits are compared first, then
+    the lower bits of the elements with the best upper bits.
     """
 
-    def limit(x: Value, axes: list[int]) -> Value:
-        def reduce_part(part: Value) -> Value:
-            return add_operator(name, part.scalar(), axes=axes).cast("integer")
+    def reduce_part(part: Value) -> Value:
+        return add_operator(name, part.scalar(), axes=axes).cast("integer")
 
-        bounds = interval_of(x)
-        if bounds.within(EXACT):
-            return reduce_part(x)
-        if not bounds.within(INT32) and bounds.high - bounds.low <= UINT32.high:
-            shift = int(INT32.low - bounds.low)
-            return limit(x + shift, axes) - shift
-        low = x.bit_and((1 << _LOW_BITS) - 1)
-        high = x.bit_and(-1 << _LOW_BITS) / (1 << _LOW_BITS)
-        best_high = reduce_part(high)
-        best_low = reduce_part(
-            high.eq(best_high).select(low, -1 if name == "max_reduce" else 1 << _LOW_BITS)
-        )
-        result = best_high * (1 << _LOW_BITS) + best_low
-        current_import().intervals[result.tensor or ""] = bounds
-        return result
-
-    return limit
+    bounds = interval_of(x)
+    if bounds.within(EXACT):
+        return reduce_part(x)
+    if not bounds.within(INT32) and bounds.high - bounds.low <= UINT32.high:
+        shift = int(INT32.low - bounds.low)
+        return _integer_limit(name, x + shift, axes) - shift
+    low = x.bit_and((1 << _LOW_BITS) - 1)
+    high = x.bit_and(-1 << _LOW_BITS) / (1 << _LOW_BITS)
+    best_high = reduce_part(high)
+    best_low = reduce_part(
+        high.eq(best_high).select(low, -1 if name == "max_reduce" else 1 << _LOW_BITS)
+    )
+    result = best_high * (1 << _LOW_BITS) + best_low
+    current_import().intervals[result.tensor or ""] = bounds
+    return result
 
 
 def _sum_of_absolutes(x: Value, axes: list[int]) -> Value:
@@ -162,7 +160,7 @@ def _constant_mean(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
     return integer_division(np.sum(x, axis=axis, keepdims=keepdims), count)
 
 
-_MAX, _MIN = _integer_limit("max_reduce"), _integer_limit("min_reduce")
+_MAX, _MIN = (partial(_integer_limit, name) for name in ("max_reduce", "min_reduce"))
 _REDUCTIONS = (
     _Reduction("ReduceSum", "sum_reduce; or int_matmul", None, 0, integer_sum,
                np.sum),
@@ -556,5 +554,5 @@ def lrn(
 ) -> Value:
     before, n_spatial = (size - 1) // 2, x.rank - 2
     padding = [(0, 0), (before, size - 1 - before)] + [(0, 0)] * n_spatial
-    total = x.sqr().box(size=[1, size] + [1] * n_spatial, padding=padding, border="constant")
+    total = x.sqr().box(size=[1, size] + [1] * n_spatial, padding=padding)
     return x / (total * (alpha / size) + bias).pow(beta)
