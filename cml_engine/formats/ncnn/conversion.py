@@ -155,6 +155,11 @@ class NcnnTensor(TensorExpression[float]):
         return self.layer.ops("split", len(ratios), self, axis=axis, ratios=list(ratios))
 
 
+def joined(parts: Sequence[NcnnTensor], axis: int) -> NcnnTensor:
+    """Returns tensors concatenated along an axis, in NNEF's numbering; a single one stays."""
+    return parts[0] if len(parts) == 1 else parts[0].concat(*parts[1:], axis=axis)
+
+
 @dataclass(frozen=True, slots=True)
 class LayerType:
     """A layer type of ncnn: its converter, parameter ids, and numbers of inputs and outputs.

@@ -20,7 +20,7 @@ def _unfold(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     axes = window_axes(layer)
     padding = [axis.padding(n) for axis, n in zip(axes, x.extents[1:], strict=True)]
     if any(map(any, padding)):
-        x = x.pad(padding=[(0, 0), (0, 0), *padding], border="constant", value=layer.number(18))
+        x = x.pad(padding=[(0, 0), (0, 0), *padding], value=layer.number(18))
     channels, *extents = x.extents
     counts = [(n - axis.window) // axis.stride + 1 for axis, n in zip(axes, extents, strict=True)]
     if min(counts) < 1:

@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from cml_engine.formats.ncnn.conversion import ANY, AXES, NcnnLayer, NcnnTensor, converts
+from cml_engine.formats.ncnn.conversion import ANY, AXES, NcnnLayer, NcnnTensor, converts, joined
 from cml_engine.formats.ncnn.files import EXTENTS, MISSING
 from cml_engine.io.load_limits import current_budget
 
@@ -211,8 +211,7 @@ def _replaced(
 
     before, after = slab(0, first), slab(last, extent)
     within = slab(first, last)[0] if before or after else x
-    pieces = [*before, _replaced(within, part, begin, end, axis + 1), *after]
-    return pieces[0] if len(pieces) == 1 else pieces[0].concat(*pieces[1:], axis=axis)
+    return joined([*before, _replaced(within, part, begin, end, axis + 1), *after], axis)
 
 
 # -- other axes --------------------------------------------------------------------------------
@@ -259,11 +258,11 @@ def _diagonal(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     size = length + abs(distance)
     current_budget().check_bytes(4 * size * (size + 1), "its matrix", layer.source)
     # rows one longer than the matrix's: the elements of the diagonal are their first ones
-    rows = x.reshape([length, 1]).pad(padding=[(0, 0), (0, 0), (0, size)], border="constant")
+    rows = x.reshape([length, 1]).pad(padding=[(0, 0), (0, 0), (0, size)])
     first = start[1] * size + start[0]
     flat = rows.reshape([-1]).slice(axes=[1], begin=[0], end=[(length - 1) * (size + 1) + 1])
     padding = [(0, 0), (first, size * size - first - flat.extents[0])]
-    return flat.pad(padding=padding, border="constant").reshape([size, size])
+    return flat.pad(padding=padding).reshape([size, size])
 
 
 @converts("Flatten")

@@ -119,7 +119,7 @@ def _lrn(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     window, padding = ([1, size, 1, 1], [(0, 0), pair, (0, 0), (0, 0)])
     if not across_channels:
         window, padding = ([1, 1, size, size], [(0, 0), (0, 0), pair, pair])
-    squares = x.sqr().box(size=window, padding=padding, border="constant")
+    squares = x.sqr().box(size=window, padding=padding)
     weighted = squares * (layer.number(2, 1.0) / prod(window))
     return x * (weighted + layer.number(4, 1.0)).pow(-layer.number(3, 0.75))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from cml_engine.formats.ncnn.conversion import NcnnLayer, NcnnTensor, converts
+from cml_engine.formats.ncnn.conversion import NcnnLayer, NcnnTensor, converts, joined
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import Array
 
@@ -156,16 +156,12 @@ def _run(
             current = step(gates, current)
             outputs_of_steps.append(current[0])
         final_states.append(current)
-        rows.append(_joined(outputs_of_steps[::-1] if is_backwards else outputs_of_steps, 1))
-    outputs = [_joined(rows, 2)]
+        rows.append(joined(outputs_of_steps[::-1] if is_backwards else outputs_of_steps, 1))
+    outputs = [joined(rows, 2)]
     if len(layer.outputs) > 1:
-        outputs += [_joined(parts, 1) for parts in zip(*final_states, strict=True)]
+        outputs += [joined(parts, 1) for parts in zip(*final_states, strict=True)]
     return outputs
 
 
 def _rows(x: NcnnTensor, count: int) -> list[NcnnTensor]:
     return [x] if count == 1 else x.split(1, [1] * count)
-
-
-def _joined(parts: Sequence[NcnnTensor], axis: int) -> NcnnTensor:
-    return parts[0] if len(parts) == 1 else parts[0].concat(*parts[1:], axis=axis)

@@ -69,7 +69,7 @@ def _spectrogram(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     count = size // 2 + 1 if layer.integer(8, 1) else size
     waves = np.concatenate([cosines[:count], -sines[:count]])
     filters = layer.constant(waves[:, None, :], "waves")
-    parts = x.conv(filters, 0.0, padding=[(0, 0)], stride=[hop], dilation=[1], groups=1)
+    parts = x.conv(filters, 0.0, padding=[(0, 0)], stride=[hop], dilation=[1])
     real, imaginary = parts.split(1, [1, 1])
     if power == 0:
         shape = [*real.extents, 1]
@@ -114,7 +114,7 @@ def _inverse_spectrogram(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     current_budget().check_bytes(8 * total, "its samples", layer.source)
     samples = parts.deconv(
         layer.constant(filters, "waves"), 0.0, padding=[(before, total - before - length)],
-        stride=[hop], dilation=[1], groups=1,
+        stride=[hop], dilation=[1],
     )  # fmt: skip
     norm = np.zeros(total)
     for start in range(0, total - size + 1, hop):

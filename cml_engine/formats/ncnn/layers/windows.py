@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.formats.ncnn.conversion import NcnnLayer, NcnnTensor, converts
+from cml_engine.formats.ncnn.conversion import NcnnLayer, NcnnTensor, converts, joined
 from cml_engine.formats.ncnn.files import MISSING
 from cml_engine.formats.ncnn.layers.activations import apply_activation
 
@@ -85,7 +85,7 @@ def _convolution(layer: NcnnLayer, x: NcnnTensor, *computed: NcnnTensor) -> Ncnn
     padding = [axis.padding(size) for axis, size in zip(axes, sizes, strict=True)]
     value = layer.number(18)
     if value and any(map(any, padding)):
-        x = x.pad(padding=[(0, 0), (0, 0), *padding], border="constant", value=value)
+        x = x.pad(padding=[(0, 0), (0, 0), *padding], value=value)
         padding = [(0, 0) for _ in axes]
     elif all(axis.before == _SAME_UPPER for axis in axes):
         padding = []  # NNEF's automatic padding
@@ -331,7 +331,7 @@ def _pyramid_pooling(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
         pads = [
             (size * 2**level - n + 1) // 2 for size, n in zip(sizes, x.extents[1:], strict=True)
         ]
-        padded = x.pad(padding=[(0, 0), (0, 0), *((n, n) for n in pads)], border="constant")
+        padded = x.pad(padding=[(0, 0), (0, 0), *((n, n) for n in pads)])
         ends = [size * 2**level for size in sizes]
         padded = padded.slice(axes=[2, 3], begin=[0, 0], end=ends)
         pooled = padded.op(
@@ -342,7 +342,7 @@ def _pyramid_pooling(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
             border="ignore",
         )
         levels.append(pooled.reshape([-1]))
-    return levels[0] if height == 1 else levels[0].concat(*levels[1:], axis=1)
+    return joined(levels, 1)
 
 
 @converts("StatisticsPooling", params="0")
@@ -357,8 +357,7 @@ def _statistics_pooling(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     parts = [mean]
     if layer.integer(0):
         parts.append((rows - mean).sqr().mean_reduce(axes=[2]).sqrt())
-    flat = [part.reshape([channels]) for part in parts]
-    return flat[0] if len(flat) == 1 else flat[0].concat(flat[1], axis=1)
+    return joined([part.reshape([channels]) for part in parts], 1)
 
 
 def _adaptive(layer: NcnnLayer, x: NcnnTensor, reduction: str, count: int) -> NcnnTensor:
@@ -376,5 +375,5 @@ def _adaptive(layer: NcnnLayer, x: NcnnTensor, reduction: str, count: int) -> Nc
             begin, end = k * extent // output_size, -(-(k + 1) * extent // output_size)
             part = x.slice(axes=[axis], begin=[begin], end=[end])
             parts.append(part.op(reduction, axes=[axis]))
-        x = parts[0] if len(parts) == 1 else layer.op("concat", *parts, axis=axis)
+        x = joined(parts, axis)
     return x
