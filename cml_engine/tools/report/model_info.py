@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from cml_engine.compiler.optimize import optimize
@@ -124,8 +124,8 @@ class ModelInfo:
         several = len(graph.inputs) + bool(graph.updates) > 1 and graph.cooked_form is None
         return cls(
             model=graph.name,
-            inputs={n: str(graph.facts[n]) for n in graph.inputs},
-            outputs={n: str(graph.facts[n]) for n in graph.outputs},
+            inputs=_facts(graph, graph.inputs),
+            outputs=_facts(graph, graph.outputs),
             operators=dict(operators.most_common()),
             parameters=sum(array.size for array in graph.constants.values()),
             weights_bytes=plan.weights_bytes + plan.own_bytes,
@@ -220,6 +220,10 @@ def count_variants(plan: Plan) -> int:
     )
 
 
+def _facts(graph: Graph, names: Sequence[str]) -> dict[str, str]:
+    return {name: str(graph.facts[name]) for name in names}
+
+
 def _ends(inputs: Mapping[str, str], outputs: Mapping[str, str]) -> list[str]:
     """Returns lines of text with the facts of the inputs and the outputs."""
     lines = []
@@ -303,8 +307,8 @@ class CookedInfo:
         return cls(
             model=graph.name,
             nbytes=cooked.nbytes,
-            inputs={n: str(graph.facts[n]) for n in graph.inputs},
-            outputs={n: str(graph.facts[n]) for n in graph.outputs},
+            inputs=_facts(graph, graph.inputs),
+            outputs=_facts(graph, graph.outputs),
             meta=dict(cooked.meta),
             profiles=tuple(ProfileInfo.of(plan) for plan in cooked.plans),
             sections=sections,

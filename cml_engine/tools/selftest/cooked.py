@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import numpy as np
-
 from cml_engine.compiler.integer.digest import run_digest
 from cml_engine.cooked.cook import cook
 from cml_engine.cooked.load import Artifact, load_cooked
-from cml_engine.formats.graph_builder import GraphBuilder
 from cml_engine.formats.loading import load
 from cml_engine.formats.sliders import with_sliders
 from cml_engine.ir.graph import Array, Graph
@@ -76,9 +73,7 @@ def _check(
 
 def _network_with_slider() -> Graph:
     """Returns a convolution, multiplied by a slider, and the means of its channels."""
-    builder = GraphBuilder("conv")
-    weights = np.random.default_rng(1).standard_normal((24, 16, 3, 3), np.float32)
-    conv = builder.conv(builder.input("x", (1, 16, 33, 47)), weights, 0.5)
+    builder, conv = networks.one_conv()
     scaled = builder.mul(conv, 2.0)
     graph = builder.graph(scaled=scaled, y=builder.mean_reduce(scaled, axes=[1]))
     return with_sliders(graph, {"strength": "scaled.y"})

@@ -11,7 +11,7 @@ import numpy as np
 
 from cml_engine.compiler.integer.digest import run_digest
 from cml_engine.compiler.planning.draft import PlanOptions
-from cml_engine.formats.graph_builder import GraphBuilder
+from cml_engine.formats.graph_builder import GraphBuilder, Tensor
 from cml_engine.formats.loading import load
 from cml_engine.io.json_files import read_json
 from cml_engine.ir.graph import Array, Graph
@@ -129,7 +129,8 @@ def check_tuning(test: SelfTest) -> None:
     Its outputs must be near those of the default kernels, and bit-identical in frames. No table is
     written.
     """
-    graph = _one_conv() if test.quick else random_graph(random_networks.mobilenet())
+    builder, conv = one_conv()
+    graph = builder.graph(y=conv) if test.quick else random_graph(random_networks.mobilenet())
     plain = Session(graph, test.gpu, CompileOptions(tuned=False))
     count = len(Bench(plain).candidates)
     report = tune(
@@ -158,10 +159,11 @@ def check_tuning(test: SelfTest) -> None:
     )
 
 
-def _one_conv() -> Graph:
+def one_conv() -> tuple[GraphBuilder, Tensor]:
+    """Returns a builder with a convolution of its input, and the result."""
     builder = GraphBuilder("conv")
     weights = np.random.default_rng(1).standard_normal((24, 16, 3, 3), np.float32)
-    return builder.graph(y=builder.conv(builder.input("x", (1, 16, 33, 47)), weights, 0.5))
+    return builder, builder.conv(builder.input("x", (1, 16, 33, 47)), weights, 0.5)
 
 
 def _assert_near(values: Array, expected: Array) -> None:
