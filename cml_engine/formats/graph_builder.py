@@ -258,7 +258,8 @@ class GraphBuilder(OperatorMethods):
     ) -> Tensor | tuple[Tensor, ...]:
         try:
             inputs: list[str] = []
-            params = _signature_of(op).params
+            declared = _signature_of(op)
+            params = declared.params
             values = [
                 self._value(value, params[i] if i < len(params) else None, inputs)
                 for i, value in enumerate(operands)
@@ -278,7 +279,8 @@ class GraphBuilder(OperatorMethods):
         results = tuple(
             Tensor(self, name) for name in self._construction.splice(expanded, inputs, op)
         )
-        return results[0] if len(results) == 1 and not _gives_array(op) else results
+        gives_array = declared.results[0].type.kind == "array"
+        return results[0] if len(results) == 1 and not gives_array else results
 
     def _value(self, value: object, param: Param | None, inputs: list[str]) -> object:
         """Returns an argument as a value of NNEF; its tensors are appended to ``inputs``."""
@@ -346,10 +348,6 @@ def _signature_of(op: str) -> Signature:
     if op not in names:
         raise ModelError(unknown_operator(op, names))
     return operator_signatures()[op]
-
-
-def _gives_array(op: str) -> bool:
-    return _signature_of(op).results[0].type.kind == "array"
 
 
 def _at_shapes(graph: Graph, shapes: Shapes) -> Graph:

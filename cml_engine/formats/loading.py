@@ -157,7 +157,11 @@ def _with_warning(graph: Graph) -> Graph:
     broken = {name: array for name, array in graph.constants.items() if _is_broken(array)}
     if not broken:
         return graph
-    counts = (f"{_not_finite(array)} of '{name}'" for name, array in broken.items())
+    counts = (
+        f"{array.size - np.count_nonzero(np.isfinite(array))} of the {array.size} values of "
+        f"'{name}'"
+        for name, array in broken.items()
+    )
     more_text = (
         f", and those of {len(broken) - _NAMED} more tensors" if len(broken) > _NAMED else ""
     )
@@ -181,10 +185,6 @@ def _is_broken(array: Array) -> bool:
         if np.isfinite(array.sum(dtype=np.float64)):
             return False
     return not (np.isinf(array) | (array == 0) | (array == 1)).all()
-
-
-def _not_finite(array: Array) -> str:
-    return f"{array.size - np.count_nonzero(np.isfinite(array))} of the {array.size} values"
 
 
 def _open_model(model: Model, options: ConverterOptions) -> GraphFactory:

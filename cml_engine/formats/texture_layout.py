@@ -13,7 +13,7 @@ from cml_engine.compiler.passes.infer import infer_node
 from cml_engine.errors import InputError
 from cml_engine.formats.builder import rename_in_graph
 from cml_engine.ir.construction import GraphRewriter
-from cml_engine.ir.graph import Attrs, AttrValue, Fact, Graph, Node, unused_name
+from cml_engine.ir.graph import Attrs, AttrValue, Graph, Node, unused_name
 
 _TO_NCHW, _TO_NHWC = [0, 3, 1, 2], [0, 2, 3, 1]
 _NONE = (0, 0)
@@ -28,9 +28,10 @@ def channels_last(graph: Graph, *, rgba: bool = False) -> Graph:
     edges = [n for n in (*graph.inputs, *graph.outputs) if graph.facts[n].rank == 4]
     if not edges:
         raise InputError("no input or output has four axes (N, C, H, W): leave --layout nhwc out")
-    widened = [name for name in edges if rgba and _is_rgb(graph.facts[name])]
+    facts = {name: graph.facts[name] for name in edges}
+    widened = [n for n, f in facts.items() if rgba and f.dtype == "scalar" and f.shape[1] == 3]
     if rgba and not widened:
-        descriptions = ", ".join(f"{name}: {graph.facts[name]}" for name in edges)
+        descriptions = ", ".join(f"{name}: {fact}" for name, fact in facts.items())
         raise InputError(
             f"no input or output has 3 channels of floats ({descriptions}): leave --rgba out"
         )
@@ -83,7 +84,3 @@ class _Edges(GraphRewriter):
 
     def _node(self, op: str, input_name: str, output: str, **attrs: AttrValue) -> None:
         self.append(Node(op, (input_name,), (output,), Attrs(attrs)))
-
-
-def _is_rgb(fact: Fact) -> bool:
-    return fact.dtype == "scalar" and fact.shape[1] == 3

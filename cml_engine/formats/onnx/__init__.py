@@ -8,14 +8,7 @@ from cml_engine.formats.format import ConverterOptions, Format, GraphFactory, Mo
 def _open(model: Model, options: ConverterOptions) -> GraphFactory:
     from cml_engine.formats.onnx.onnx_model import OnnxModel
 
-    return OnnxModel(
-        model,
-        options.constants,
-        options.random_weights,
-        options.placeholders,
-        options.inputs,
-        options.outputs,
-    ).graph
+    return OnnxModel(model, options).graph
 
 
 _TAKES = frozenset({"constants", "random_weights", "placeholders", "inputs", "outputs"})

@@ -254,18 +254,12 @@ def mean(x: Value, axes: Sequence[int]) -> Value:
     return x.sum_reduce(axes=list(axes)) / _float_of(number_of(x, axes), x.rank)
 
 
-@rule("softmax")
-def _softmax(call: NnefCall) -> list[Value]:
-    x = call.inputs[0]
-    axes = call.attrs.get("axes", [1])
-    return _results(call.add(masked(x, axes, -inf)), x.counts)
-
-
-@rule("cumsum", "cumprod")
-def _running(call: NnefCall) -> list[Value]:
-    x = call.inputs[0]
-    neutral = 1.0 if call.op == "cumprod" else 0.0
-    return _results(call.add(masked(x, [call.attrs["axis"]], neutral)), x.counts)
+@rule("softmax", "cumsum", "cumprod")
+def _along_axes(call: NnefCall) -> list[Value]:
+    x, attrs = call.inputs[0], call.attrs
+    axes = [attrs["axis"]] if "axis" in attrs else attrs.get("axes", [1])
+    neutral = {"softmax": -inf, "cumsum": 0.0, "cumprod": 1.0}[call.op]
+    return _results(call.add(masked(x, axes, neutral)), x.counts)
 
 
 @rule("top_k")

@@ -378,8 +378,9 @@ class Importer:
         inner = GraphScope(values, opsets, None, prefix, chain)
         output_names = function.outputs[: len(node.outputs)]
         for inner_node, needed in self._needed_nodes(function.nodes, output_names).nodes:
-            bound = replace(inner_node, inputs=_remove_names(inner_node.inputs, missing))
-            self._node(_bind_attributes(bound, attributes), needed, inner)
+            kept = tuple("" if name in missing else name for name in inner_node.inputs)
+            bound = _bind_attributes(replace(inner_node, inputs=kept), attributes)
+            self._node(bound, needed, inner)
         return [inner.find(name) for name in output_names]
 
     def _find(self, name: str, scope: GraphScope, reader: str) -> Value:
@@ -502,10 +503,6 @@ def _graphs(node: OnnxNode) -> Iterator[OnnxGraph]:
         for item in value if isinstance(value, list) else [value]:
             if isinstance(item, OnnxGraph):
                 yield item
-
-
-def _remove_names(names: Sequence[str], missing: set[str]) -> tuple[str, ...]:
-    return tuple("" if name in missing else name for name in names)
 
 
 def _bind_attributes(node: OnnxNode, attributes: Mapping[str, object]) -> OnnxNode:

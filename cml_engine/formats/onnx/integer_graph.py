@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -374,7 +375,7 @@ class _IntegerGraphImport(GraphRewriter):
             return
         self.nodes = [rename_tensors(node_before, {name: out}) for node_before in self.nodes]
         self.names[name] = out
-        self.lines[out] = quant_attrs(target.scale, target.bits, target.signed, **table)
+        self.lines[out] = _line(target, **table)
         self._check_words(out, target)
 
     def _table(self, base: str, name: str, target: QuantizedType) -> list[int]:
@@ -443,5 +444,5 @@ class _IntegerGraphImport(GraphRewriter):
         return assemble_integer_graph(self.graph, self.nodes, arrays, lines, facts=self.facts)
 
 
-def _line(quantized: QuantizedType) -> Attrs:
-    return quant_attrs(quantized.scale, quantized.bits, quantized.signed)
+def _line(quantized: QuantizedType, **more: Any) -> Attrs:
+    return quant_attrs(quantized.scale, quantized.bits, quantized.signed, **more)

@@ -221,14 +221,11 @@ class _Reader:
     _VALUES: Mapping[int, Callable[[_Reader, Field], Sequence[object]]] = {
         2: lambda self, f: [f.real()],
         3: lambda self, f: [f.whole()],
-        4: lambda self, f: [_text_or_bytes(f)],
-        5: lambda self, f: [read_tensor(f.nested(), self._folder)],
-        6: lambda self, f: [self.graph(f.nested())],
+        **dict.fromkeys((4, 9), lambda self, f: [_text_or_bytes(f)]),
+        **dict.fromkeys((5, 10), lambda self, f: [read_tensor(f.nested(), self._folder)]),
+        **dict.fromkeys((6, 11), lambda self, f: [self.graph(f.nested())]),
         7: lambda self, f: _reals(f),
         8: lambda self, f: f.listed(),
-        9: lambda self, f: [_text_or_bytes(f)],
-        10: lambda self, f: [read_tensor(f.nested(), self._folder)],
-        11: lambda self, f: [self.graph(f.nested())],
     }
 
 

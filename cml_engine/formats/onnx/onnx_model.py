@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from cml_engine.compiler.integer.digest import WHY
 from cml_engine.errors import ModelError, depth_checked
 from cml_engine.errors.arguments import check_known_names
+from cml_engine.formats.format import ConverterOptions, Model
 from cml_engine.formats.onnx.importer import Importer, choose_outputs
 from cml_engine.formats.onnx.integer_graph import build_integer_graph
 from cml_engine.formats.onnx.model import read_model
@@ -19,9 +19,8 @@ from cml_engine.formats.onnx.tensors import ExternalData
 from cml_engine.formats.onnx.values import TooWide
 from cml_engine.formats.onnx.weight_uses import find_weight_uses
 from cml_engine.io.file_kinds import HEAD_BYTES, foreign_file, foreign_text
-from cml_engine.io.model_source import Bytes, ModelSource, SourceFile, file_source, shown
-from cml_engine.ir.graph import Array, Graph, Shapes
-from cml_engine.nnef.files.weights import RandomWeights
+from cml_engine.io.model_source import Bytes, SourceFile, file_source, shown
+from cml_engine.ir.graph import Graph, Shapes
 
 
 class OnnxModel:
@@ -30,23 +29,12 @@ class OnnxModel:
     Parameters
     ----------
     model : a file, the bytes of one, or a source of such a file and of the data beside it.
-    constants : values of inputs that are the same in every run; they become constants of the graph.
-    random : makes the values of external data that is missing.
-    placeholders : whether unknown operators become declarations instead of an error.
-    inputs : the names of initializers that become inputs; the graph's inputs must list them.
-    outputs : the names of the tensors to compute; what they do not need is not imported. Without
-        them the model's outputs are computed.
+    options : the constants become constants of the graph, the random weights replace external data
+        that is missing, and what the outputs do not need is not imported. The graph's inputs must
+        list the names of ``inputs``.
     """
 
-    def __init__(
-        self,
-        model: str | Path | Bytes | ModelSource,
-        constants: Mapping[str, Array],
-        random: RandomWeights | None = None,
-        placeholders: bool = False,
-        inputs: Sequence[str] = (),
-        outputs: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, model: Model, options: ConverterOptions) -> None:
         if isinstance(model, Bytes):
             self._file, source, data, self._name = "<bytes>", None, memoryview(model), "model"
         else:
@@ -56,17 +44,16 @@ class OnnxModel:
         head = bytes(data[:HEAD_BYTES])
         if kind := foreign_file(head) or foreign_text(head):
             raise ModelError(f"'{self._file}' is no ONNX model, but {kind}")
-        self._constants = {name: np.array(value) for name, value in constants.items()}
+        self._options = options
+        self._constants = {name: np.array(value) for name, value in options.constants.items()}
         with depth_checked(self._file, "export it again"):
-            external = ExternalData(source, random)
+            external = ExternalData(source, options.random_weights)
             self._model = read_model(data, self._file, external)
-            if outputs:
-                self._model = choose_outputs(self._model, outputs)
+            if options.outputs:
+                self._model = choose_outputs(self._model, options.outputs)
             external.uses = find_weight_uses(self._model)
         listed = [info.name for info in self._model.graph.inputs]
-        check_known_names(inputs, listed, f"'{self._file}' has no input", "inputs")
-        self._inputs = inputs
-        self._random, self._placeholders = random, placeholders
+        check_known_names(options.inputs, listed, f"'{self._file}' has no input", "inputs")
 
     def graph(self, shapes: Shapes) -> Graph:
         """Returns the graph for the given input shapes, by input name.
@@ -75,7 +62,8 @@ class OnnxModel:
         """
         with depth_checked(self._file, "export it again"):
             graph = self._graph(shapes)
-        return graph.with_(notes=(*graph.notes, self._random.note)) if self._random else graph
+        random = self._options.random_weights
+        return graph.with_(notes=(*graph.notes, random.note)) if random else graph
 
     def _graph(self, shapes: Shapes) -> Graph:
         """Imports and returns the graph; a quantized model becomes an integer network if it can.
@@ -83,9 +71,9 @@ class OnnxModel:
         Otherwise a note of the graph says why it is a network of floats.
         """
         notes: tuple[str, ...] = ()
-        if is_quantized(self._model) and not self._placeholders:
+        if is_quantized(self._model) and not self._options.placeholders:
             reading = QdqReader()
-            importer = Importer(self._model, self._inputs, reading=reading)
+            importer = Importer(self._model, self._options.inputs, reading=reading)
             try:
                 graph = importer.graph(shapes, self._constants, self._name)
                 return build_integer_graph(graph, reading.stored)
@@ -96,10 +84,10 @@ class OnnxModel:
 
     def _in_floats(self, shapes: Shapes) -> Graph:
         """Imports the model, with smaller integer inputs where integers may not fit otherwise."""
-        bits: dict[str, int] = {}
+        options, bits = self._options, dict[str, int]()
         first_error: TooWide | None = None
         while True:
-            importer = Importer(self._model, self._inputs, self._placeholders, bits=bits)
+            importer = Importer(self._model, options.inputs, options.placeholders, bits=bits)
             try:
                 return importer.graph(shapes, self._constants, self._name)
             except TooWide as error:

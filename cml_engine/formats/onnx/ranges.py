@@ -391,6 +391,7 @@ _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(("scatter_elements", "scatter_nd"), _scattered),
     **dict.fromkeys(("sigmoid", "softmax"), lambda o: _UNIT),
     **dict.fromkeys(("sign", "tanh"), lambda o: Interval(-1, 1)),
+    **dict.fromkeys(("uint_mod", "int_rem"), lambda o: _remainder(o[0], o[1], of_divisor=False)),
     **dict.fromkeys(
         ("argmax_reduce", "argmin_reduce"), lambda o: Interval(0, max(o.reduced - 1, 0))
     ),
@@ -404,9 +405,7 @@ _RULES: Mapping[str, _Rule] = {
     "log": lambda o: Interval(-104, 89),  # of a positive float; others have no integer
     "sub": lambda o: _add(o[0], _neg(o[1])),
     "bit_not": lambda o: Interval(-1 - o[0].high, -1 - o[0].low),
-    "uint_mod": lambda o: _remainder(o[0], o[1], of_divisor=False),
     "sqrt": lambda o: Interval(0, math.sqrt(o[0].high)) if o[0].low >= 0 else _ANY,
-    "int_rem": lambda o: _remainder(o[0], o[1], of_divisor=False),
     "int_mod": lambda o: _remainder(o[0], o[1], of_divisor=True),
     "sqr": lambda o: _mul(_absolute(o[0]), _absolute(o[0])),
     "relu": lambda o: _maximum(o[0], _NOTHING),

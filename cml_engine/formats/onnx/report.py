@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from cml_engine.formats.onnx.model import OnnxModelFile, OnnxNode
 from cml_engine.formats.onnx.op_schemas import OnnxCall
-from cml_engine.formats.onnx.ranges import EXACT, INT32, INT64, Interval, of_dtype
+from cml_engine.formats.onnx.ranges import EXACT, INT32, INT64, Interval, of_dtype, union_of
 from cml_engine.formats.onnx.values import Emitter, Value, interval_of
 
 #: the most nodes that are named per operator, and of those whose integers may differ
@@ -101,8 +101,7 @@ def _through_floats(emit: Emitter, mark: int) -> Interval | None:
     if not to_float:
         return None
     from_float = [n for n in casts if n.attrs["dtype"] == "integer"]
-    intervals = [emit.intervals[n.inputs[0]] for n in (*to_float, *from_float)]
-    return Interval(min(i.low for i in intervals), max(i.high for i in intervals))
+    return union_of(*(emit.intervals[n.inputs[0]] for n in (*to_float, *from_float)))
 
 
 def _bounded(node: OnnxNode, bounds: Interval) -> str:

@@ -524,7 +524,10 @@ def checked_axis(axis: int, rank: int) -> int:
     return axis % rank
 
 
-def checked_axes(axes: Sequence[int], rank: int) -> list[int]:
+def checked_axes(axes: Sequence[int] | None, rank: int) -> list[int]:
+    """Returns axes counted from the front, or all axes for None; raises an error for a double."""
+    if axes is None:
+        return list(range(rank))
     checked = [checked_axis(axis, rank) for axis in axes]
     if len(set(checked)) < len(checked):
         raise InvalidNode(f"the axes {list(axes)} name one twice")
@@ -663,7 +666,11 @@ class Emitter:
             values = distinct(array)
             finite = values[np.abs(values) < np.finfo(np.float64).max]
             if finite.size and np.abs(finite).max() > np.finfo(np.float32).max:
-                raise _too_large_error(finite.min(), finite.max(), self.source)
+                raise TensorFileError(
+                    f"a constant has values from {finite.min()} to {finite.max()}, and the network "
+                    "computes with 32 bits: give it values that fit",
+                    self.source,
+                )
         with np.errstate(over="ignore"):
             array = converted(array, NUMPY_DTYPE[kind])
         if array.ndim == 0 and not (kind == "scalar" and np.isnan(array)):
@@ -949,14 +956,6 @@ def _advice(bounds: Interval) -> str:
     return (
         f"integers {shown}, and the network computes with their low 32 bits: bound them before "
         "(Clip, Mod, BitwiseAnd), or compute in int32 or uint32, which wrap around in ONNX too"
-    )
-
-
-def _too_large_error(low: float, high: float, source: Source | None) -> TensorFileError:
-    return TensorFileError(
-        f"a constant has values from {low} to {high}, and the network computes with 32 bits: "
-        "give it values that fit",
-        source,
     )
 
 

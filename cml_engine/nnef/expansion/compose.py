@@ -205,7 +205,8 @@ class _Composer:
         if node.epilogues:
             raise InputError(f"{node.title} is fused already: save the graph before it is compiled")
         sig = self._library.lookup(node.op).signature
-        call = Call(node.op, tuple(self._arguments(sig, node)), _generic(sig, node))
+        generic = node.attrs.get("dtype") if sig.needs_dtype else None
+        call = Call(node.op, tuple(self._arguments(sig, node)), generic)
         return Assignment(self._targets(sig, node), call)
 
     # -- calls ----------------------------------------------------------------------------------
@@ -321,10 +322,6 @@ def regroup(
         groups.append(list(names[index : index + count]) if type.kind == "array" else names[index])
         index += count
     return groups
-
-
-def _generic(sig: Signature, node: Node) -> str | None:
-    return node.attrs["dtype"] if sig.needs_dtype and "dtype" in node.attrs else None
 
 
 def _attr(param: Param, node: Node) -> object:

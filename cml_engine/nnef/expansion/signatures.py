@@ -343,14 +343,10 @@ def _value(
     try:
         return coerce(param.type, value, dtype)
     except BindError as problem:
-        expected = _describe_type(param.type, dtype)
+        expected = str(param.type).replace("?", dtype or "?")
         message = f"{sig.name}: parameter '{param.name}' wants {expected}, got {describe(value)}"
         detail = f" ({problem})" if problem.args else ""
         raise ShapeError(message + detail) from None
-
-
-def _describe_type(type: Type, dtype: str | None) -> str:
-    return str(type) if dtype is None else str(type).replace("?", dtype)
 
 
 def coerce(type: Type, value: Value, dtype: str | None) -> Value:

@@ -139,10 +139,6 @@ def _extension(reader: _Reader, size: int) -> bytes:
     return body
 
 
-def _long_name(body: bytes) -> dict[str, str]:
-    return {"path": _decode(body.split(b"\0", 1)[0])}
-
-
 def _pax(body: bytes) -> dict[str, str]:
     r"""Returns the keys and values of a pax header of records ``LENGTH KEY=VALUE\n``.
 
@@ -166,8 +162,10 @@ def _pax(body: bytes) -> dict[str, str]:
 
 #: the decoders of headers that describe the next member
 _EXTENSIONS: dict[bytes, Callable[[bytes], dict[str, str]]] = {
-    b"L": _long_name, b"K": lambda body: {}, b"x": _pax, b"g": lambda body: {},
-}  # fmt: skip
+    b"L": lambda body: {"path": _decode(body.split(b"\0", 1)[0])},
+    b"x": _pax,
+    **dict.fromkeys((b"K", b"g"), lambda body: {}),
+}
 
 
 def _name(block: bytes) -> str:

@@ -275,13 +275,12 @@ def _items(blob: Blob, header: Header) -> Array:
         return _read_blocks(blob, header).values()
     if header.blocks:
         return _read_q4_0(blob, header)
-    if item is ItemType.BOOL:
-        packed = blob.array(HEADER_SIZE, np.dtype(np.uint8), header.data_bytes)
-        return np.unpackbits(packed, count=count).view(bool) if bits == 1 else packed != 0
-    if item is ItemType.FLOAT or bits in (8, 16, 32, 64):
+    if item is not ItemType.BOOL and (item is ItemType.FLOAT or bits in (8, 16, 32, 64)):
         dtype_kind = "f" if item is ItemType.FLOAT else "i" if item.is_signed else "u"
         return blob.array(HEADER_SIZE, np.dtype(f"<{dtype_kind}{bits // 8}"), count)
     packed = blob.array(HEADER_SIZE, np.dtype(np.uint8), header.data_bytes)
+    if item is ItemType.BOOL:
+        return np.unpackbits(packed, count=count).view(bool) if bits == 1 else packed != 0
     return unpack(packed, bits, count, item.is_signed)
 
 

@@ -194,6 +194,15 @@ class ExportCall:
         tensor = ExportTensor(self, operand.name)
         return tensor if result_shape == operand.fact.shape else tensor.reshape(result_shape)
 
+    def per_channel(self, position: int, channels: int) -> ExportTensor:
+        """Returns an operand as a vector; a single value is repeated for every channel."""
+        value, size = self.value(position), self.fact(position).size
+        if size == channels:
+            return self.tensor(position, (channels,))
+        if value is not None:
+            return self.constant(np.full(channels, value, np.float32))
+        return self.tensor(position, (1,)).Expand(self.indices(channels))
+
     @property
     def tensors(self) -> list[ExportTensor]:
         return [self.tensor(i) for i in range(len(self.operands))]

@@ -49,16 +49,6 @@ class OutValue:
     shape: tuple[int | str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OutFunction:
-    """A local function of an ONNX model; ``body`` is its nodes, already encoded."""
-
-    name: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    body: bytes
-
-
 def model_bytes(
     graph: bytes, producer: str, opsets: Mapping[str, int], functions: Iterable[bytes]
 ) -> list[bytes]:
@@ -100,17 +90,19 @@ def graph_bytes(
     )
 
 
-def function_bytes(function: OutFunction, domain: str, opset: int) -> bytes:
+def function_bytes(
+    name: str, inputs: Iterable[str], outputs: Iterable[str], body: bytes, domain: str, opset: int
+) -> bytes:
     """Returns a local function of the given domain encoded as a ``FunctionProto``.
 
-    Its body uses ONNX's own operators, of the given opset.
+    ``body`` is its nodes, already encoded; they are ONNX's own operators, of the given opset.
     """
     return b"".join(
         [
-            _text(1, function.name),
-            *(_text(4, name) for name in function.inputs),
-            *(_text(5, name) for name in function.outputs),
-            function.body,
+            _text(1, name),
+            *(_text(4, input_name) for input_name in inputs),
+            *(_text(5, output_name) for output_name in outputs),
+            body,
             _message(9, _opset("", opset)),
             _text(10, domain),
         ]

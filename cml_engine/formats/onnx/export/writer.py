@@ -28,7 +28,6 @@ from cml_engine.formats.onnx.export.dynamic_axes import (
 from cml_engine.formats.onnx.export.game_operators import GAME, export_rule
 from cml_engine.formats.onnx.export.wire import (
     ELEMENTS,
-    OutFunction,
     OutNode,
     OutValue,
     body_bytes,
@@ -68,7 +67,8 @@ class OnnxWriter:
         self._nodes: list[OutNode] = []
         self._tensors: dict[str, Array] = {}
         self._shared_constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
-        self._functions: dict[tuple[str, bytes, int], OutFunction] = {}
+        #: local functions by operator, body and number of inputs: the name and the encoded function
+        self._functions: dict[tuple[str, bytes, int], tuple[str, bytes]] = {}
         self._reserved = {*graph.facts, *graph.inputs, *graph.outputs}
         self._state = {variable for variable, _ in graph.updates}
 
@@ -102,7 +102,7 @@ class OnnxWriter:
         )
         domains = dict.fromkeys(node.domain for node in self._nodes if node.domain)
         opsets = {"": self._opset, **dict.fromkeys(domains, 1)}
-        functions = [function_bytes(f, DOMAIN, self._opset) for f in self._functions.values()]
+        functions = (encoded for _, encoded in self._functions.values())
         return model_bytes(body, DOMAIN, opsets, functions)
 
     # -- the graph's own tensors ----------------------------------------------------------------
@@ -275,9 +275,10 @@ class OnnxWriter:
         if key not in self._functions:
             count = sum(op == node.op for op, _, _ in self._functions)
             name = f"{node.op}_{count + 1}" if count else node.op
-            self._functions[key] = OutFunction(name, inputs, results, content)
-        name = self._functions[key].name
-        self._nodes.append(OutNode(name, tuple(arguments), node.outputs, {}, DOMAIN))
+            encoded = function_bytes(name, inputs, results, content, DOMAIN, self._opset)
+            self._functions[key] = name, encoded
+        function_name, _ = self._functions[key]
+        self._nodes.append(OutNode(function_name, tuple(arguments), node.outputs, {}, DOMAIN))
 
     def _new_name(self, name: str) -> str:
         """Returns a name that is not taken, the given one if possible, and takes it."""

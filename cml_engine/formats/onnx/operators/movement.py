@@ -152,11 +152,14 @@ def split(
     return [x] if len(sizes) == 1 else x.split(axis, sizes)
 
 
+_BOUNDS: Any = attribute(kind=int, many=True, until=9, required=True)
+
+
 @op("Slice", "slice")
 def slice_(
     x: Value,
-    starts: Value | list[int] = attribute(kind=int, many=True, until=9, required=True),
-    ends: Value | list[int] = attribute(kind=int, many=True, until=9, required=True),
+    starts: Value | list[int] = _BOUNDS,
+    ends: Value | list[int] = _BOUNDS,
     axes: list[int] | None = attribute(until=9),
     steps: list[int] | None = None,
 ) -> Value:
@@ -243,7 +246,7 @@ def pad(
 
     Negative padding crops.
     """
-    padded = range(x.rank) if axes is None else checked_axes(axes, x.rank)
+    padded = checked_axes(axes, x.rank)
     if len(pads) != 2 * len(padded):
         raise InvalidNode(f"padding {list(pads)} of the axes {list(padded)}, mode '{mode}'")
     padding = [(0, 0)] * x.rank
@@ -300,8 +303,7 @@ def _padded_axis(x: Value, axis: int, before: int, after: int, mode: Any, value:
 @op("CenterCropPad", "slice, pad")
 def center_crop_pad(x: Value, shape: list[int], *, axes: list[int] | None = None) -> Value:
     padding = [(0, 0)] * x.rank
-    cropped_axes = range(x.rank) if axes is None else checked_axes(axes, x.rank)
-    for axis, n in zip(cropped_axes, shape, strict=True):
+    for axis, n in zip(checked_axes(axes, x.rank), shape, strict=True):
         start, missing = (x.shape[axis] - n) // 2, n - x.shape[axis]
         if missing < 0:
             x = x.slice(axis, start, start + n)

@@ -59,12 +59,12 @@ def dequantize(x: Value, scale: Value, zero: Value | None, axis: int = 1, block:
         integers = x.array.astype(np.float64)
         integers = integers if zero is None or zero.array is None else integers - zero.array
         block_axis = checked_axis(axis, x.rank) if block else 0
-        in_blocks = (
-            block
+        is_whole = block and x.dtype.kind in "iu" and x.size
+        if (
+            is_whole
             and scales is not None
             and scales.shape == scales_shape(x.shape, block_axis, block)
-        )
-        if in_blocks and scales is not None and x.dtype.kind in "iu" and x.size:
+        ):
             low, high = integers.min(), integers.max()
             if low >= -128 and high <= 127:
                 bits = 4 if low >= -8 and high <= 7 else 8

@@ -111,7 +111,7 @@ def resize(
     mode: str = one_of("nearest", "linear", "cubic"),
     nearest_mode: str = one_of("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"),
 ) -> Value:  # fmt: skip
-    resized_axes = list(range(x.rank)) if axes is None else checked_axes(axes, x.rank)
+    resized_axes = checked_axes(axes, x.rank)
     regions = [(0.0, 1.0)] * len(resized_axes)
     if coordinate_transformation_mode == _CROP and roi is not None:
         region = constant(roi, "the region").tolist()

@@ -118,16 +118,9 @@ def _batch_normalization(c: ExportCall) -> ExportTensor | Sequence[ExportTensor]
     per_channel = all(f.shape in ((1, channels), ()) for f in (mean, variance, offset, scale))
     are_vectors = all(c.fact(i).rank or c.value(i) is not None for i in range(1, 5))
     if channels and x == c.out and per_channel and are_vectors:
-        operands = [_per_channel(c, i, channels) for i in (4, 3, 1, 2)]
+        operands = [c.per_channel(i, channels) for i in (4, 3, 1, 2)]
         return c.x.BatchNormalization(*operands, epsilon=float(c.attrs.epsilon))
     return write_standard_body(c)
-
-
-def _per_channel(c: ExportCall, position: int, channels: int) -> ExportTensor:
-    value = c.value(position)
-    if value is None or value.size == channels:
-        return c.tensor(position, (channels,))
-    return c.constant(np.full(channels, value, np.float32))
 
 
 @rule("to_bits", "from_bits", onnx="`BitCast`", since=26)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from itertools import product
 from math import prod
 
-import numpy as np
-
 from cml_engine.formats.onnx.export.call import ExportCall, ExportTensor, rule
 from cml_engine.formats.onnx.export.operators.movement import pad_axes, window_attributes
 from cml_engine.ir.graph import Attrs, Fact
@@ -39,14 +37,10 @@ def _bias(c: ExportCall, channels: int | None) -> list[ExportTensor]:
 
     With ``channels`` a single value is repeated for every channel.
     """
-    value, size = c.value(2), c.fact(2).size
+    value = c.value(2)
     if value is not None and not value.any():
         return []
-    if channels is None or size == channels:
-        return [c.tensor(2, (size,))]
-    if value is not None:
-        return [c.constant(np.full(channels, value, np.float32))]
-    return [c.tensor(2, (1,)).Expand(c.indices(channels))]
+    return [c.per_channel(2, c.fact(2).size if channels is None else channels)]
 
 
 @rule("conv", onnx="`Conv`; after `Pad` or `Gather` where the border is not zeros")
