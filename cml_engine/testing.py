@@ -294,44 +294,6 @@ def full_attrs(op: str, attrs: Mapping[str, object]) -> Attrs:
     return Attrs({**defaults, **attrs})
 
 
-def check_on_gpu(
-    op: str,
-    case: Case,
-    gpu: Gpu,
-    *,
-    constants: bool = False,
-    layouts: Mapping[str, str] | None = None,
-    partitions: int = 2,
-) -> float:
-    """Checks one case on the GPU and returns the worst error as a share of the tolerance.
-
-    Raises ``AssertionError`` with the reason if it fails.
-    """
-    graph, inputs = case_graph(op, case, constants=constants)
-    return check_graph(graph, inputs, gpu, layouts=layouts, partitions=partitions)
-
-
-def check_graph(
-    graph: Graph,
-    inputs: Mapping[str, Array],
-    gpu: Gpu,
-    *,
-    layouts: Mapping[str, str] | None = None,
-    partitions: int = 2,
-    variants: VariantTable = NO_VARIANTS,
-    keep: bool = True,
-) -> float:
-    """Checks a graph of any nodes on the GPU, each node with its own tolerance.
-
-    Returns the worst error as a share of the tolerance; raises ``AssertionError`` if a check fails.
-    Operators without a CPU function, and all operators after them, are not compared. Without
-    ``keep`` memory is reused, and only the outputs are compared.
-    """
-    return prepare_check(
-        graph, inputs, gpu, layouts=layouts, partitions=partitions, variants=variants, keep=keep
-    )()
-
-
 def prepare_check(
     graph: Graph,
     inputs: Mapping[str, Array],
@@ -342,9 +304,13 @@ def prepare_check(
     variants: VariantTable = NO_VARIANTS,
     keep: bool = True,
 ) -> Callable[[], float]:
-    """Returns a function that does what :func:`check_graph` does, with everything built before.
+    """Builds everything for a check of a graph of any nodes; returns the function that checks.
 
-    This function may be called in any thread, and its result where the GPU is used.
+    That function compares each node with its own tolerance. It returns the worst error as a share
+    of the tolerance, and raises ``AssertionError`` if a check fails. Operators without a CPU
+    function, and all operators after them, are not compared. Without ``keep`` memory is reused,
+    and only the outputs are compared. This function may be called in any thread, and its result
+    where the GPU is used.
     """
     from cml_engine.gpu.program.program import GpuProgram
 

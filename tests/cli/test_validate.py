@@ -12,9 +12,10 @@ from cml_engine.ops import register
 from cml_engine.ops.declaration.registry import lookup, unregister
 from cml_engine.ops.declaration.spec import NO_TRAITS, Case, OpSpec, Random
 from cml_engine.runtime.node_check import check_nodes
-from cml_engine.testing import case_graph, check_on_gpu
+from cml_engine.testing import case_graph
 from tests.fixtures.graphs import Net
 from tests.fixtures.models import write_model_abc
+from tests.fixtures.operators import check_on_gpu
 
 #: the blog's model has no version line, which is a notice
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]

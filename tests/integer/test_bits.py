@@ -21,9 +21,9 @@ from cml_engine.ops.declaration.choice import TunedChoice, VariantTable
 from cml_engine.runtime import node_check
 from cml_engine.runtime.node_check import check_bits
 from cml_engine.runtime.node_check import random_words as random_inputs
-from cml_engine.testing import check_graph
 from tests.fixtures.integer.calls import CALLS, STEP
 from tests.fixtures.integer.networks import IntegerNet, line, random_words
+from tests.fixtures.operators import check_graph
 from tests.integer.test_quantize import block, samples_of
 
 pytestmark = pytest.mark.gpu

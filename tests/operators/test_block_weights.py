@@ -17,7 +17,8 @@ from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.block_weights import nearest_blocks
 from cml_engine.ir.graph import Fact, Graph, Node
-from cml_engine.testing import check_graph, full_attrs
+from cml_engine.testing import full_attrs
+from tests.fixtures.operators import check_graph
 
 pytestmark = pytest.mark.gpu
 

@@ -19,7 +19,8 @@ from cml_engine.ir.limits import Limits
 from cml_engine.ops.conv.cases import conv_case, deconv_case
 from cml_engine.ops.conv.node import CONV
 from cml_engine.ops.elementwise.elementwise_op import ELEMENTWISE
-from cml_engine.testing import case_graph, check_graph
+from cml_engine.testing import case_graph
+from tests.fixtures.operators import check_graph
 
 pytestmark = pytest.mark.gpu
 

@@ -11,8 +11,9 @@ from cml_engine import ops
 from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.ir.layout import C4
 from cml_engine.ops.declaration.spec import Case
-from cml_engine.testing import case_graph, check, check_on_gpu
+from cml_engine.testing import case_graph, check
 from tests.fixtures.graphs import Net, check_session
+from tests.fixtures.operators import check_on_gpu
 
 pytestmark = pytest.mark.gpu
 

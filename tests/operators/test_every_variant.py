@@ -13,7 +13,8 @@ from cml_engine.ir.layout import C4, C4H
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.ops.declaration.registry import lookup, registered
-from cml_engine.testing import case_graph, check_graph
+from cml_engine.testing import case_graph
+from tests.fixtures.operators import check_graph
 
 pytestmark = [pytest.mark.gpu, pytest.mark.long]
 #: kernels that take minutes to build: the declared cases alternate between the two types of device

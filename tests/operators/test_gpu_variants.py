@@ -20,7 +20,8 @@ from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.indexing import scatter
 from cml_engine.runtime.node_check import round_to_half
 from cml_engine.runtime.session import Session
-from cml_engine.testing import case_graph, check_graph, check_on_gpu
+from cml_engine.testing import case_graph
+from tests.fixtures.operators import check_graph, check_on_gpu
 
 pytestmark = pytest.mark.gpu
 

@@ -19,8 +19,9 @@ from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.ops.declaration.spec import Case
 from cml_engine.runtime.node_check import round_to_half
 from cml_engine.runtime.session.compile_graph import make_plan, optimize_for
-from cml_engine.testing import case_graph, check_graph, reference
+from cml_engine.testing import case_graph, reference
 from tests.fixtures.graphs import Net
+from tests.fixtures.operators import check_graph
 
 LAYOUTS = {"x0": C4H, "y0": C4H}
 HALF = cml.CompileOptions(storage="half", arithmetic="half", tuned=False)

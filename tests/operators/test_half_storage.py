@@ -24,13 +24,9 @@ from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.ops.declaration.spec import Case
 from cml_engine.runtime.node_check import round_to_half, run_stored
 from cml_engine.runtime.session import CompileOptions
-from cml_engine.testing import (
-    case_graph,
-    check_graph,
-    full_attrs,
-    reference,
-)
+from cml_engine.testing import case_graph, full_attrs, reference
 from tests.fixtures.graphs import Net, check_session
+from tests.fixtures.operators import check_graph
 
 pytestmark = pytest.mark.gpu
 

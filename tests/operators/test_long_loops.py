@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from cml_engine.ops.declaration.spec import Case
-from cml_engine.testing import blocked_layouts, case_graph, check_graph
+from cml_engine.testing import blocked_layouts, case_graph
+from tests.fixtures.operators import check_graph
 
 pytestmark = pytest.mark.gpu
 

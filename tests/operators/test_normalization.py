@@ -15,8 +15,8 @@ from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.ir.layout import C4
 from cml_engine.ir.limits import Limits
-from cml_engine.testing import check_graph
 from tests.fixtures.graphs import Net, check_session
+from tests.fixtures.operators import check_graph
 
 pytestmark = pytest.mark.gpu
 

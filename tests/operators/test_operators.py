@@ -8,7 +8,8 @@ case, or one of the two; all of them in the long suite.
 import pytest
 
 from cml_engine.ops.declaration.registry import registered
-from cml_engine.testing import blocked_layouts, case_graph, check_graph
+from cml_engine.testing import blocked_layouts, case_graph
+from tests.fixtures.operators import check_graph
 
 pytestmark = pytest.mark.gpu
 

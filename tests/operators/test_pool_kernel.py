@@ -9,7 +9,8 @@ from cml_engine.ir.layout import C4
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Case
-from cml_engine.testing import case_graph, check_on_gpu
+from cml_engine.testing import case_graph
+from tests.fixtures.operators import check_on_gpu
 
 pytestmark = pytest.mark.gpu
 

@@ -13,8 +13,9 @@ from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.ir.layout import C4
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.spec import Case, Random
-from cml_engine.testing import case_graph, check_on_gpu
+from cml_engine.testing import case_graph
 from tests.fixtures.graphs import Net
+from tests.fixtures.operators import check_on_gpu
 
 pytestmark = pytest.mark.gpu
 

@@ -12,8 +12,9 @@ from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.ir.graph import Attrs, Graph, Node
 from cml_engine.ops.declaration.spec import Case
 from cml_engine.ops.elementwise.elementwise_op import ELEMENTWISE
-from cml_engine.testing import case_graph, check_on_gpu
+from cml_engine.testing import case_graph
 from tests.fixtures.graphs import Net
+from tests.fixtures.operators import check_on_gpu
 
 pytestmark = pytest.mark.gpu
 
