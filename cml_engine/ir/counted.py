@@ -16,7 +16,7 @@ CountedAxes = Mapping[str, Mapping[int, str]]
 
 def counted_axes(graph: Graph) -> CountedAxes:
     """Returns the counted axes of the graph's outputs that have some."""
-    producers = graph.producers()
+    producers = graph.producers
 
     def origin(name: str) -> str:
         while name in producers and producers[name].op == "copy":

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from math import isfinite, prod
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -436,7 +437,8 @@ class Graph:
 
         They contain open files and functions.
         """
-        return {**self.__dict__, "origin": None, "cooked_form": None}
+        state = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**state, "origin": None, "cooked_form": None}
 
     @property
     def persistent(self) -> tuple[str, ...]:
@@ -452,8 +454,9 @@ class Graph:
         """The tensors that passes must preserve: :attr:`persistent` and ``unfused``."""
         return self.persistent + self.unfused
 
-    def consumers(self) -> dict[str, list[Node]]:
-        """Returns the nodes that read each tensor, by its name, in execution order.
+    @cached_property
+    def consumers(self) -> Mapping[str, list[Node]]:
+        """The nodes that read each tensor, by its name, in execution order.
 
         A node that reads a tensor twice is listed once. A tensor that no node reads is missing.
         """
@@ -463,9 +466,18 @@ class Graph:
                 result.setdefault(name, []).append(node)
         return result
 
-    def producers(self) -> dict[str, Node]:
-        """Returns the node that computes each tensor, by the tensor's name, in execution order."""
+    @cached_property
+    def producers(self) -> Mapping[str, Node]:
+        """The node that computes each tensor, by the tensor's name, in execution order."""
         return {name: node for node in self.nodes for name in node.outputs}
+
+    @cached_property
+    def _preserved(self) -> frozenset[str]:
+        return frozenset(self.roots)
+
+    def is_read_once(self, name: str) -> bool:
+        """Returns True if one node reads a tensor, and passes need not preserve it."""
+        return len(self.consumers.get(name, ())) == 1 and name not in self._preserved
 
     @property
     def ops(self) -> set[str]:

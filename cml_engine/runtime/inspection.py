@@ -260,7 +260,7 @@ def _checks(
 
     Every node of ``graph`` reads the values of ``written``, so errors do not accumulate.
     """
-    producers_of = written.producers()
+    producers_of = written.producers
     operands: dict[str, Array] = {**graph.constants, **{n: values[n] for n in graph.inputs}}
     for name in graph.constants:
         if name in producers_of:  # folded by a pass

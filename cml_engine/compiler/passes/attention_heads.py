@@ -6,7 +6,6 @@ last product back. Each transpose is a dispatch that a product's own addresses m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from cml_engine.compiler.passes.bypass import full_order
@@ -23,8 +22,7 @@ def store_heads(graph: Graph) -> Graph:
         return graph
     if not is_builtin("matmul", "transpose", "reshape"):
         return graph
-    finder = _Finder(graph)
-    changed = {node.outputs[0]: found for node in graph.nodes if (found := finder.find(node))}
+    changed = {node.outputs[0]: found for node in graph.nodes if (found := _find(graph, node))}
     if not changed:
         return graph
     dropped = {n.outputs[0] for found in changed.values() for n in found.nodes}
@@ -48,54 +46,48 @@ class _Heads:
     split: int = 0
 
 
-class _Finder:
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._producers: Mapping[str, Node] = graph.producers()
-        self._readers = graph.consumers()
-        self._roots = set(graph.roots)
+def _find(graph: Graph, node: Node) -> _Heads | None:
+    """Returns what a product can do in the place of this transpose, or None."""
+    if node.op != "transpose" or node.epilogues:
+        return None
+    shape = graph.facts[node.inputs[0]].shape
+    rank = len(shape)
+    swapped = [*range(rank - 3), rank - 2, rank - 3, rank - 1]
+    if rank < 3 or full_order(node, rank) != swapped:
+        return None
+    before = _producer(graph, node)
+    if before is not None and before.op == "matmul":
+        return _Heads((before,)) if _takes(graph, before, by_column=False) else None
+    if before is None or before.op != "reshape":
+        return None
+    product = _producer(graph, before)
+    if product is None or product.op != "matmul" or not _takes(graph, product, by_column=True):
+        return None
+    *leading, heads, width = shape
+    if graph.facts[product.outputs[0]].shape != (*leading, heads * width):
+        return None
+    return _Heads((product, before), heads) if heads * width else None
 
-    def find(self, node: Node) -> _Heads | None:
-        """Returns what a product can do in the place of this transpose, or None."""
-        if node.op != "transpose" or node.epilogues:
-            return None
-        shape = self._graph.facts[node.inputs[0]].shape
-        rank = len(shape)
-        swapped = [*range(rank - 3), rank - 2, rank - 3, rank - 1]
-        if rank < 3 or full_order(node, rank) != swapped:
-            return None
-        before = self._producer(node)
-        if before is not None and before.op == "matmul":
-            return _Heads((before,)) if self._takes(before, by_column=False) else None
-        if before is None or before.op != "reshape":
-            return None
-        product = self._producer(before)
-        if product is None or product.op != "matmul" or not self._takes(product, by_column=True):
-            return None
-        *leading, heads, width = shape
-        if self._graph.facts[product.outputs[0]].shape != (*leading, heads * width):
-            return None
-        return _Heads((product, before), heads) if heads * width else None
 
-    def _producer(self, node: Node) -> Node | None:
-        """Returns the producer of a node's operand if nothing else reads it."""
-        name = node.inputs[0]
-        is_read_once = len(self._readers[name]) == 1 and name not in self._roots
-        return self._producers.get(name) if is_read_once else None
+def _producer(graph: Graph, node: Node) -> Node | None:
+    """Returns the producer of a node's operand if nothing else reads it."""
+    name = node.inputs[0]
+    return graph.producers.get(name) if graph.is_read_once(name) else None
 
-    def _takes(self, product: Node, by_column: bool) -> bool:
-        """Returns True if a product's epilogues can follow it when its result has other axes.
 
-        Their operands have one value, or one per column that is constant.
-        """
-        graph, columns = self._graph, self._graph.facts[product.outputs[0]].shape[-1]
-        operands = [name for epilogue in product.epilogues for name in epilogue.inputs]
-        return all(
-            graph.facts[name].rank < 2
-            and graph.facts[name].size == 1
-            or (by_column and graph.is_constant(name) and graph.facts[name].size in (1, columns))
-            for name in operands
-        )
+def _takes(graph: Graph, product: Node, by_column: bool) -> bool:
+    """Returns True if a product's epilogues can follow it when its result has other axes.
+
+    Their operands have one value, or one per column that is constant.
+    """
+    columns = graph.facts[product.outputs[0]].shape[-1]
+    operands = [name for epilogue in product.epilogues for name in epilogue.inputs]
+    return all(
+        graph.facts[name].rank < 2
+        and graph.facts[name].size == 1
+        or (by_column and graph.is_constant(name) and graph.facts[name].size in (1, columns))
+        for name in operands
+    )
 
 
 def _replace(rewriter: GraphRewriter, node: Node, found: _Heads) -> None:

@@ -49,13 +49,12 @@ def _find_applicable(graph: Graph) -> set[str]:
         return set()
     fused = fuse_epilogues(graph)
     producers = {node.outputs[0]: node for node in fused.nodes if len(node.outputs) == 1}
-    consumers, roots = fused.consumers(), set(fused.roots)
     applicable = set()
     for node in fused.nodes:
         if node.op != "batch_normalization" or node.epilogues or not _is_by_channel(fused, node):
             continue
         x = node.inputs[0]
-        has_one_reader = len(consumers[x]) == 1 and node.inputs.count(x) == 1 and x not in roots
+        has_one_reader = fused.is_read_once(x) and node.inputs.count(x) == 1
         if has_one_reader and x in producers and _takes(fused, producers[x], node):
             applicable.add(node.outputs[0])
     return applicable

@@ -25,14 +25,13 @@ def fold_slices(graph: Graph) -> Graph:
     """
     if not is_builtin("slice", "conv"):
         return graph
-    readers, roots = graph.consumers(), set(graph.roots)
     facts, replaced = dict(graph.facts), dict[str, Node]()
     for node in graph.nodes:
         node = replaced.get(node.outputs[0], node)
         crop = _crop_of(node, facts[node.inputs[0]]) if node.op == "slice" else None
         if crop is None:
             continue
-        found = _Readers(graph, crop, facts[node.inputs[0]].shape, readers, roots)
+        found = _Readers(graph, crop, facts[node.inputs[0]].shape)
         if found.follow(node.outputs[0], node.inputs[0]):
             replaced |= found.nodes
             facts |= found.facts
@@ -53,27 +52,19 @@ def _crop_of(node: Node, x: Fact) -> Crop | None:
 class _Readers:
     """The readers of a slice, rewritten to read the map that is sliced."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        crop: Crop,
-        shape: tuple[int, ...],
-        readers: dict[str, list[Node]],
-        roots: set[str],
-    ) -> None:
+    def __init__(self, graph: Graph, crop: Crop, shape: tuple[int, ...]) -> None:
         self._graph = graph
         self._crop = crop
         self._shape = shape
-        self._readers = readers
-        self._roots = roots
         self.nodes: dict[str, Node] = {}  # by first output
         self.facts: dict[str, Fact] = {}
 
     def follow(self, name: str, source: str) -> bool:
         """Rewrites all readers of ``name`` to read ``source``; returns False if one cannot."""
-        if name in self._roots or not self._readers.get(name):
+        readers = self._graph.consumers.get(name)
+        if name in self._graph.roots or not readers:
             return False
-        return all(self._rewrite(node, name, source) for node in self._readers[name])
+        return all(self._rewrite(node, name, source) for node in readers)
 
     def _rewrite(self, node: Node, name: str, source: str) -> bool:
         others = [operand for operand in node.reads if operand != name]

@@ -40,7 +40,7 @@ def fuse_elementwise(graph: Graph) -> Graph:
     or a single value, which every thread then computes. Chains are fused, and trees whose branches
     meet.
     """
-    readers = {name: {n.outputs[0] for n in nodes} for name, nodes in graph.consumers().items()}
+    readers = {name: {n.outputs[0] for n in nodes} for name, nodes in graph.consumers.items()}
     absorbable: dict[str, _ChainLink] = {}  # keyed by output
     nodes: dict[str, Node] = {}  # in execution order, keyed by first output
     for index, node in enumerate(graph.nodes):

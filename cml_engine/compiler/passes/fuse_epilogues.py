@@ -50,12 +50,10 @@ def takes_operand(graph: Graph, result: Fact, name: str, kind: Epilogues) -> boo
 def fuse_epilogues(graph: Graph) -> Graph:
     """Returns the graph with every elementwise node that its producer can apply fused to it as
     an epilogue."""
-    consumers = graph.consumers()
-    roots = set(graph.roots)
     open_nodes: dict[str, Node] = {}  # nodes that may still take an epilogue, keyed by output
     nodes: dict[str, Node] = {}  # in execution order, keyed by first output
     for node in graph.nodes:
-        fusion = _fusable_producer(graph, node, open_nodes, consumers, roots)
+        fusion = _fusable_producer(graph, node, open_nodes)
         fused = node
         if fusion is not None:
             producer, epilogue = fusion
@@ -69,11 +67,7 @@ def fuse_epilogues(graph: Graph) -> Graph:
 
 
 def _fusable_producer(
-    graph: Graph,
-    node: Node,
-    open_nodes: Mapping[str, Node],
-    consumers: Mapping[str, list[Node]],
-    roots: set[str],
+    graph: Graph, node: Node, open_nodes: Mapping[str, Node]
 ) -> tuple[Node, Epilogue] | None:
     """Returns the node that can apply ``node`` before storing its result, and ``node`` as its
     epilogue; else None.
@@ -87,7 +81,7 @@ def _fusable_producer(
     candidates = node.inputs[: 2 if formula.commutative else 1]
     for position, name in enumerate(candidates):
         producer = open_nodes.get(name)
-        if producer is None or name in roots or len(consumers[name]) != 1:
+        if producer is None or not graph.is_read_once(name):
             continue
         operands = node.inputs[:position] + node.inputs[position + 1 :]
         kernel = lookup(producer.op).kernel

@@ -9,7 +9,6 @@ reads the map in its own shape.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -32,7 +31,8 @@ def normalize_groups(graph: Graph) -> Graph:
     ``batch_normalization`` of the map itself."""
     if not any(node.op == "batch_normalization" for node in graph.nodes) or not is_builtin(*_OPS):
         return graph
-    patterns = {pattern.last: pattern for pattern in _PatternFinder(graph).find_patterns()}
+    found = [_find_pattern(graph, node) for node in graph.nodes]
+    patterns = {pattern.last: pattern for pattern in found if pattern}
     if not patterns:
         return graph
     rewriter = GraphRewriter(graph, infer_node)
@@ -59,90 +59,78 @@ class _GroupPattern:
     offset: Array
 
 
-class _PatternFinder:
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._producers = graph.producers()
-        self._readers = graph.consumers()
-        self._roots = set(graph.roots)
+def _find_pattern(graph: Graph, norm: Node) -> _GroupPattern | None:
+    """Returns the pattern around a batch normalization, or None if it is none of groups."""
+    if norm.op != "batch_normalization" or norm.epilogues:
+        return None
+    grouped, mean, variance, offset, scale = norm.inputs
+    grouping, moments = graph.producers.get(grouped), graph.producers.get(mean)
+    ungrouping = _only_reader(graph, norm.outputs[0])
+    if grouping is None or grouping.op != "reshape" or moments is None or ungrouping is None:
+        return None
+    x = grouping.inputs[0]
+    shape, parts = graph.facts[x].shape, graph.facts[grouped].shape
+    if ungrouping.op != "reshape" or graph.facts[ungrouping.outputs[0]].shape != shape:
+        return None
+    has_moments = moments.op == "moments" and moments.outputs == (mean, variance)
+    if not has_moments or moments.inputs[0] != grouped or not _are_groups(shape, parts):
+        return None
+    if sorted(moments.attrs["axes"]) != list(range(2, len(parts))):
+        return None
+    numbers = [
+        _per_channel_from_groups(graph, name, parts[1], shape[1]) for name in (scale, offset)
+    ]
+    if numbers[0] is None or numbers[1] is None:
+        return None
+    return _extend_pattern(
+        graph, _GroupPattern(x, parts[1], norm, ungrouping.outputs[0], numbers[0], numbers[1])
+    )
 
-    def find_patterns(self) -> Iterator[_GroupPattern]:
-        for node in self._graph.nodes:
-            if node.op == "batch_normalization" and not node.epilogues:
-                pattern = self._groups(node)
-                if pattern is not None:
-                    yield pattern
 
-    def _groups(self, norm: Node) -> _GroupPattern | None:
-        grouped, mean, variance, offset, scale = norm.inputs
-        grouping, moments = self._producers.get(grouped), self._producers.get(mean)
-        ungrouping = self._only_reader(norm.outputs[0])
-        if grouping is None or grouping.op != "reshape" or moments is None or ungrouping is None:
-            return None
-        x = grouping.inputs[0]
-        shape, parts = self._graph.facts[x].shape, self._graph.facts[grouped].shape
-        if ungrouping.op != "reshape" or self._graph.facts[ungrouping.outputs[0]].shape != shape:
-            return None
-        has_moments = moments.op == "moments" and moments.outputs == (mean, variance)
-        if not has_moments or moments.inputs[0] != grouped or not _are_groups(shape, parts):
-            return None
-        if sorted(moments.attrs["axes"]) != list(range(2, len(parts))):
-            return None
-        numbers = [
-            self._per_channel_from_groups(name, parts[1], shape[1]) for name in (scale, offset)
-        ]
-        if numbers[0] is None or numbers[1] is None:
-            return None
-        return self._extend_pattern(
-            _GroupPattern(x, parts[1], norm, ungrouping.outputs[0], numbers[0], numbers[1])
-        )
+def _only_reader(graph: Graph, name: str) -> Node | None:
+    return graph.consumers[name][0] if graph.is_read_once(name) else None
 
-    def _only_reader(self, name: str) -> Node | None:
-        readers = self._readers.get(name, ())
-        return readers[0] if len(readers) == 1 and name not in self._roots else None
 
-    def _per_channel_from_groups(self, name: str, groups: int, channels: int) -> Array | None:
-        """Returns a constant with one value, or one per group, repeated to one value per channel.
+def _per_channel_from_groups(graph: Graph, name: str, groups: int, channels: int) -> Array | None:
+    """Returns a constant with one value, or one per group, repeated to one value per channel.
 
-        Returns None if the tensor is no constant or has another shape.
-        """
-        value = self._graph.constant(name)
-        if (
-            value is None
-            or value.size not in (1, groups)
-            or (value.ndim > 1 and value.shape[0] != 1)
-        ):
-            return None
-        return np.repeat(np.broadcast_to(value.reshape(-1), (groups,)), channels // groups)
+    Returns None if the tensor is no constant or has another shape.
+    """
+    value = graph.constant(name)
+    if value is None or value.size not in (1, groups) or (value.ndim > 1 and value.shape[0] != 1):
+        return None
+    return np.repeat(np.broadcast_to(value.reshape(-1), (groups,)), channels // groups)
 
-    def _extend_pattern(self, pattern: _GroupPattern) -> _GroupPattern:
-        """Returns the pattern extended by a following product, and a sum after it, with per-channel
-        constants.
 
-        Both are merged into its scale and offset. Returns the pattern unchanged if no product
-        follows.
-        """
-        for op in ("mul", "add"):
-            node = self._only_reader(pattern.last)
-            if node is None or node.op != op or node.epilogues or len(set(node.inputs)) != 2:
-                break
-            (operand,) = set(node.inputs) - {pattern.last}
-            value = self._per_channel(operand, self._graph.facts[pattern.last])
-            facts = self._graph.facts
-            if value is None or facts[node.outputs[0]] != facts[pattern.last]:
-                break
-            if op == "mul":
-                scale, offset = pattern.scale * value, pattern.offset * value
-            else:
-                scale, offset = pattern.scale, pattern.offset + value
-            pattern = replace(pattern, scale=scale, offset=offset, last=node.outputs[0])
-        return pattern
+def _extend_pattern(graph: Graph, pattern: _GroupPattern) -> _GroupPattern:
+    """Returns the pattern extended by a following product, and a sum after it, with per-channel
+    constants.
 
-    def _per_channel(self, name: str, fact: Fact) -> Array | None:
-        value = self._graph.constant(name)
-        if value is None or value.ndim < 2 or value.size != fact.shape[1]:
-            return None
-        return value.reshape(-1) if value.shape[1] == fact.shape[1] else None
+    Both are merged into its scale and offset. Returns the pattern unchanged if no product
+    follows.
+    """
+    for op in ("mul", "add"):
+        node = _only_reader(graph, pattern.last)
+        if node is None or node.op != op or node.epilogues or len(set(node.inputs)) != 2:
+            break
+        (operand,) = set(node.inputs) - {pattern.last}
+        value = _per_channel(graph, operand, graph.facts[pattern.last])
+        facts = graph.facts
+        if value is None or facts[node.outputs[0]] != facts[pattern.last]:
+            break
+        if op == "mul":
+            scale, offset = pattern.scale * value, pattern.offset * value
+        else:
+            scale, offset = pattern.scale, pattern.offset + value
+        pattern = replace(pattern, scale=scale, offset=offset, last=node.outputs[0])
+    return pattern
+
+
+def _per_channel(graph: Graph, name: str, fact: Fact) -> Array | None:
+    value = graph.constant(name)
+    if value is None or value.ndim < 2 or value.size != fact.shape[1]:
+        return None
+    return value.reshape(-1) if value.shape[1] == fact.shape[1] else None
 
 
 def _replace(rewriter: GraphRewriter, pattern: _GroupPattern) -> Node:

@@ -23,13 +23,11 @@ def join_slices(graph: Graph) -> Graph:
     """
     if not any(n.op == "concat" for n in graph.nodes) or not is_builtin("concat", "slice"):
         return graph
-    producers, readers, roots = graph.producers(), graph.consumers(), set(graph.roots)
 
     def slice_of(name: str) -> Node | None:
-        node = producers.get(name)
+        node = graph.producers.get(name)
         is_slice = node is not None and node.op == "slice" and not node.epilogues
-        is_read_once = len(readers[name]) == 1 and name not in roots
-        if not is_slice or not is_read_once or node is None:
+        if not is_slice or not graph.is_read_once(name) or node is None:
             return None
         steps = {step for _, _, step in ranges(node.attrs, graph.facts[node.inputs[0]])}
         return node if steps <= {1} else None

@@ -35,7 +35,6 @@ class _Raiser:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._facts = dict(graph.facts)
-        self._readers = graph.consumers()
         self._roots = set(graph.roots)
         self._nodes: dict[str, Node] = {}  # by first output
         self._raised: set[str] = set()
@@ -75,7 +74,7 @@ class _Raiser:
         return []
 
     def _is_read_once(self, name: str) -> bool:
-        return name not in self._roots and len(self._readers.get(name, ())) <= 1
+        return name not in self._roots and len(self._graph.consumers.get(name, ())) <= 1
 
     def _fits(self, node: Node, position: int, moves: list[Node]) -> bool:
         source = self._facts[moves[0].inputs[0]]

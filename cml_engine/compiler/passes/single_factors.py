@@ -7,7 +7,6 @@ a product.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import frexp, prod
 
@@ -39,9 +38,6 @@ class _Mover(GraphRewriter):
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph, infer_node)
         self.has_changed = False
-        self._producers: Mapping[str, Node] = graph.producers()
-        self._readers = graph.consumers()
-        self._roots = set(graph.roots)
 
     def visit(self, node: Node) -> None:
         changed = self._split(node) if node.op in _FACTORS else None
@@ -57,13 +53,13 @@ class _Mover(GraphRewriter):
         k is a power of two, so no bit changes.
         """
         x, factor = node.inputs
-        inner, producer = self._producers.get(factor), self._producers.get(x)
+        inner, producer = self.graph.producers.get(factor), self.graph.producers.get(x)
         if node.epilogues or inner is None or inner.op != "mul" or inner.epilogues:
             return None
         has_weights = producer is not None and lookup(producer.op).traits.scaled_weights is not None
-        if not has_weights or len(self._readers[x]) != 1 or x in self._roots:
+        if not has_weights or not self.graph.is_read_once(x):
             return None
-        is_read_once = len(self._readers[factor]) == 1 and factor not in self._roots
+        is_read_once = self.graph.is_read_once(factor)
         single = self.facts[factor].size == 1 and self.facts[x].size > 1
         for value, other in (inner.inputs, inner.inputs[::-1]):
             constant = self.graph.constant(other)
@@ -85,16 +81,20 @@ class _Mover(GraphRewriter):
         nothing but such convolutions read that."""
         if not self._is_linear(node):
             return None
-        inner = self._producers.get(node.inputs[0])
+        inner = self.graph.producers.get(node.inputs[0])
         if inner is None or inner.op not in _FACTORS or inner.epilogues:
             return None
         (name,), (x, factor) = inner.outputs, inner.inputs
         is_single = self._is_computed(factor) and self.facts[factor].size == 1
-        if not is_single or self.facts[factor].rank > self.facts[x].rank or name in self._roots:
+        if (
+            not is_single
+            or self.facts[factor].rank > self.facts[x].rank
+            or name in self.graph.roots
+        ):
             return None
         are_linear = all(
             reader.op == "conv" and self._is_linear(reader) and reader.reads.count(name) == 1
-            for reader in self._readers[name]
+            for reader in self.graph.consumers[name]
         )
         if not are_linear or self.facts[x] != self.facts[name] or not self._is_computed(x):
             return None

@@ -41,8 +41,6 @@ class _TransposeSinker(GraphRewriter):
 
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
-        self._readers = graph.consumers()
-        self._roots = set(graph.roots)
         self._producers: dict[str, Node] = {}
 
     def append(self, node: Node) -> tuple[str, ...]:
@@ -81,9 +79,9 @@ class _TransposeSinker(GraphRewriter):
         """Returns the full permutation if ``name`` is the result of a transpose that only one
         node reads, else None."""
         node = self._producers.get(name)
-        if node is None or node.op != "transpose" or node.epilogues or name in self._roots:
+        if node is None or node.op != "transpose" or node.epilogues:
             return None
-        if len(self._readers.get(name, ())) != 1:
+        if not self.graph.is_read_once(name):
             return None
         return tuple(full_order(node, self.facts[name].rank))
 

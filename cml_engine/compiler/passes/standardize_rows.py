@@ -27,20 +27,19 @@ def standardize_rows(graph: Graph) -> Graph:
     is_present = any(node.op == "batch_normalization" for node in graph.nodes)
     if not is_present or not is_builtin("moments", "batch_normalization", "mul", "add"):
         return graph
-    producers, consumers, roots = graph.producers(), graph.consumers(), set(graph.roots)
 
     def is_applicable(node: Node) -> bool:
         if node.op != "batch_normalization" or node.epilogues:
             return False
         x, *moments = node.inputs[:3]
-        producer = producers.get(moments[0])
+        producer = graph.producers.get(moments[0])
         if producer is None or producer.op != "moments" or producer.inputs != (x,):
             return False
         fact, attrs = graph.facts[x], producer.attrs
-        is_read_once = all(consumers[n] == [node] and n not in roots for n in moments)
+        is_read_once = all(graph.is_read_once(name) for name in moments)
         is_row = list(attrs["axes"]) == [fact.rank - 1] and fact.shape[-1] <= MAX_ROW
         kept = graph.facts[node.outputs[0]] == fact and list(producer.outputs) == moments
-        return is_read_once and is_row and kept and not _is_blocked(producers.get(x))
+        return is_read_once and is_row and kept and not _is_blocked(graph.producers.get(x))
 
     replaced = {node.outputs[0] for node in graph.nodes if is_applicable(node)}
     if not replaced:

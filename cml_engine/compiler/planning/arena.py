@@ -128,7 +128,7 @@ def _find_packed_inputs(
     These inputs have no other reader. An input that is too large for one binding is left out.
     """
     max_bytes = limits.max_binding_bytes - limits.storage_offset_alignment
-    packed, readers = {}, graph.consumers()
+    packed = {}
     for node in graph.nodes:
         source, result = node.inputs[:1], node.outputs[0]
         if (
@@ -138,9 +138,7 @@ def _find_packed_inputs(
         ):
             continue
         (name,) = source
-        has_one_reader = (
-            len(readers[name]) == 1 and name in graph.inputs and name not in graph.roots
-        )
+        has_one_reader = graph.is_read_once(name) and name in graph.inputs
         if (
             has_one_reader
             and result not in graph.roots

@@ -125,17 +125,17 @@ def resolve_overrides(decide: Decisions, written: Graph, optimized: Graph) -> Ov
 def _resolve_name(kind: str, name: str, written: Graph, optimized: Graph) -> str:
     """Returns the tensor of the optimized graph that a decision of this kind on tensor ``name``
     applies to."""
-    if kind == "parts" and name not in written.producers():
+    if kind == "parts" and name not in written.producers:
         return name  # an input, a constant or a packed tensor, which lowering checks
     subject = _find_subject(name, written, optimized)
     return _find_stored(subject, optimized) if kind == "storage" else subject
 
 
 def _find_subject(name: str, written: Graph, optimized: Graph) -> str:
-    computed = optimized.producers()
+    computed = optimized.producers
     if name in computed or name in optimized.constants:
         return name
-    origins = written.producers()
+    origins = written.producers
     if name in origins:
         for node in optimized.nodes:
             if any(name in inner.outputs for inner in computed_operators(node, origins, computed)):
@@ -150,7 +150,7 @@ def _find_subject(name: str, written: Graph, optimized: Graph) -> str:
 def _find_stored(subject: str, optimized: Graph) -> str:
     """Returns the tensor whose storage a decision on ``subject`` sets: the weights if it is a
     matrix product, else ``subject``."""
-    node = optimized.producers().get(subject)
+    node = optimized.producers.get(subject)
     matrices = matrices_in_half(optimized)
     weights = [n for n in node.inputs[1:2] if n in matrices] if node else []
     return weights[0] if weights else subject
@@ -208,7 +208,7 @@ def decisions_of(
     by_node: dict[str, list[Choice]] = {}
     for choice in plan.choices:
         by_node.setdefault(choice.node, []).append(choice)
-    readers = graph.consumers()
+    readers = graph.consumers
     titles = {plan.bands_of.get(step.title, step.title) for step in plan.steps}
     half = any(layout in (C4H, HALF) for layout in plan.layouts.values())
     decisions: list[Decision] = []

@@ -12,7 +12,7 @@ def order_for_memory(graph: Graph) -> Graph:
     compares the arenas of both orders.
     """
     facts, permanent = graph.facts, {*graph.roots, *graph.constants}
-    producers, consumers = graph.producers(), graph.consumers()
+    producers, consumers = graph.producers, graph.consumers
     readers = {name: len(nodes) for name, nodes in consumers.items()}
     missing = {n.outputs[0]: len(producers.keys() & set(n.reads)) for n in graph.nodes}
     position = {node.outputs[0]: i for i, node in enumerate(graph.nodes)}

@@ -189,7 +189,7 @@ def build_integer_graph(graph: Graph, stored: Mapping[str, QuantizedConstant]) -
 
 def _round_before_views(graph: Graph) -> Graph:
     """Returns the graph with each result rounded before it is reshaped, and not after."""
-    consumers, facts = graph.consumers(), dict(graph.facts)
+    consumers, facts = graph.consumers, dict(graph.facts)
     nodes = {node.outputs[0]: node for node in graph.nodes}
     for point in graph.nodes:
         while WORDS in point.attrs:
@@ -294,7 +294,7 @@ class _IntegerGraphImport(GraphRewriter):
         scales = {self.words[n].scale for n in node.inputs if n in self.words}
         if len(scales) < 2:
             return node
-        readers = self.graph.consumers().get(node.outputs[0], [])
+        readers = self.graph.consumers.get(node.outputs[0], [])
         result_types = {reader.attrs.get(WORDS) for reader in readers}
         result_type = result_types.pop() if len(result_types) == 1 else None
         if node.op not in _JOINS or result_type is None:
@@ -331,7 +331,7 @@ class _IntegerGraphImport(GraphRewriter):
 
     def _refuse_early_reads(self, node: Node, name: str, target: QuantizedType) -> None:
         """Raises :class:`NotIntegerError` if a tensor is read before its rounding to ``target``."""
-        readers = self.graph.consumers().get(name, [])
+        readers = self.graph.consumers.get(name, [])
         early_readers = [r for r in readers if r.attrs.get(WORDS) != target]
         if early_readers or name in self.graph.outputs:
             reader = early_readers[0] if early_readers else node

@@ -141,7 +141,7 @@ def _add_graph(folder: ReportFolder) -> None:
     Writes ``graph.json``.
     """
     written, graph = folder.facts.graph, folder.facts.optimized
-    origins, computed = written.producers(), graph.producers()
+    origins, computed = written.producers, graph.producers
     data: list[dict[str, object]] = []
     rows: list[list[Cell]] = []
     for index, node in enumerate(graph.nodes):

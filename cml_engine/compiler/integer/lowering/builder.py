@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property
 
 import numpy as np
 
@@ -220,14 +219,10 @@ class IntegerGraphBuilder(GraphRewriter):
     def find_producer(self, name: str, op: str) -> Node | None:
         """Returns the node that computes tensor ``name`` if its operator is ``op`` and the
         tensor is not rounded, else None."""
-        node = self._producers.get(name)
+        node = self.graph.producers.get(name)
         return (
             node if node is not None and node.op == op and name not in self.quant_params else None
         )
-
-    @cached_property
-    def _producers(self) -> dict[str, Node]:
-        return self.graph.producers()
 
     def integer_constant(self, node: Node, name: str, role: str) -> tuple[Array, QuantParams]:
         """Returns the integers of a constant as int64, and its line in ``graph.quant``.

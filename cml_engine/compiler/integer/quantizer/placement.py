@@ -69,7 +69,7 @@ def place_rounding_points(graph: Graph, float_tail: bool = False) -> Placement:
     Raises :class:`ModelError` for an operator that has no integer form. With ``float_tail`` that
     operator and all its readers are computed in floats instead.
     """
-    placement, consumers = Placement(), graph.consumers()
+    placement = Placement()
     for name in graph.inputs:
         if graph.facts[name].dtype == "scalar":
             placement.points[name] = "input"
@@ -85,7 +85,7 @@ def place_rounding_points(graph: Graph, float_tail: bool = False) -> Placement:
                 for operand in node.inputs:
                     if operand in placement.kinds:
                         placement.ties.join([operand, name])
-            elif _is_deferred(graph, name, kind, placement, consumers.get(name, [])):
+            elif _is_deferred(graph, name, kind, placement):
                 placement.kinds[name] = kind
             else:
                 placement.points[name] = kind.role
@@ -187,14 +187,13 @@ def _one_number(graph: Graph, node: Node) -> bool:
     return all(graph.facts[n].size == 1 for n in node.inputs if n in graph.constants)
 
 
-def _is_deferred(
-    graph: Graph, name: str, kind: ValueKind, placement: Placement, readers: list[Node]
-) -> bool:
-    """Returns True if all ``readers`` of the pending tensor ``name`` join its rounding.
+def _is_deferred(graph: Graph, name: str, kind: ValueKind, placement: Placement) -> bool:
+    """Returns True if all readers of the pending tensor ``name`` join its rounding.
 
     It then needs no rounding point of its own. Tensors that are read after a run are never
     deferred.
     """
+    readers = graph.consumers.get(name)
     if name in graph.roots or not readers:
         return False
     return all(_takes_unrounded(graph, reader, name, kind, placement) for reader in readers)

@@ -514,7 +514,7 @@ def _weight_bits(graph: Graph, bits: Mapping[str, int]) -> dict[str, int]:
     ``bits`` has the bits of each rounding point. A node has the bits of the point that its
     result reaches through single readers, or 8.
     """
-    consumers = graph.consumers()
+    consumers = graph.consumers
     weight_bits: dict[str, int] = {}
     for node in graph.nodes:
         name = node.outputs[0]

@@ -182,7 +182,7 @@ def _evaluate(graph: Graph, base: str, name: str, numbers: Array) -> Array:
 def nodes_between(graph: Graph, base: str, name: str) -> list[Node]:
     """Returns the nodes that compute tensor ``name`` from tensor ``base`` and constants, in
     execution order."""
-    producers = graph.producers()
+    producers = graph.producers
     tensors, pending = set[str](), [name]
     while pending:
         tensor = pending.pop()
