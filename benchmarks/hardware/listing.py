@@ -289,21 +289,25 @@ _SASS_CLASSES = (
     (WAIT, ("BAR", "NOP", "DEPBAR", "WARPSYNC", "BSSY", "BSYNC", "MEMBAR", "YIELD")),
     (JUMP, ("BRA", "EXIT", "RET", "CALL", "BRX", "JMP")),
 )
-_SASS_SLOW = ("MUFU", "IMAD.WIDE", "IMAD.HI", "I2F", "F2I", "POPC")
+_SASS_SLOW = ("MUFU", "IMAD.WIDE", "IMAD.HI", "I2F", "F2I", "F2F", "POPC")
+_SASS_HALVES = ("HFMA2", "HADD2", "HMUL2", "HMNMX2", "HSET")
 
 
-def nvidia_listing(text: str) -> Listing:
-    """Reads the output of ``nvdisasm``; labels begin blocks."""
+def nvidia_listing(text: str, half_time: int = 1) -> Listing:
+    """Reads the output of ``nvdisasm``; labels begin blocks.
+
+    ``half_time`` is the time of an instruction on halves, relative to one on floats.
+    """
     blocks: list[tuple[str, list[Instruction]]] = [("", [])]
     for line in text.splitlines():
         if label := _SASS_LABEL.match(line):
             blocks.append((label[1], []))
         elif match := _SASS_LINE.match(line):
-            blocks[-1][1].append(_sass_instruction(match[1], match[2]))
+            blocks[-1][1].append(_sass_instruction(match[1], match[2], half_time))
     return Listing(blocks, shows_waits=False)
 
 
-def _sass_instruction(name: str, operands: str) -> Instruction:
+def _sass_instruction(name: str, operands: str, half_time: int) -> Instruction:
     kind = next((k for k, names in _SASS_CLASSES if name.startswith(names)), VECTOR)
     if kind == VECTOR and name.startswith(("U", "R2UR", "S2UR")):
         kind = SCALAR
@@ -312,5 +316,5 @@ def _sass_instruction(name: str, operands: str) -> Instruction:
         return Instruction(name, kind, target=target[1] if target else "")
     width = re.search(r"\.(8|16|32|64|128)\b", name)
     nbytes = (int(width[1]) // 8 if width else 4) if kind in _LOADS else 0
-    slow = 4 if name.startswith(_SASS_SLOW) else 1
-    return Instruction(name, kind, nbytes, slow)
+    usual = half_time if name.startswith(_SASS_HALVES) else 1
+    return Instruction(name, kind, nbytes, 4 if name.startswith(_SASS_SLOW) else usual)

@@ -23,6 +23,13 @@ from cml_engine.gpu.shaders.hlsl import ShaderKey, resolved_source
 #: registers of a multiprocessor's SIMD, which are given to warps in units of 256; warps of a SIMD
 _REGISTERS, _UNIT, _LANES = 16384, 256, 32
 _WARPS = {"sm_75": 8, "sm_89": 12, "sm_90": 16}
+#: the time of an instruction on two halves, relative to one on a float: by NVIDIA's table of
+#: throughputs a multiprocessor computes 128, 128 and 256 halves in a cycle, 64, 128 and 128 floats
+_HALF_TIME = {"sm_75": 1, "sm_89": 2, "sm_90": 1}
+#: the file of a kernel's machine code
+BINARY = "kernel.cubin"
+#: includes cuda_fp16.h in Slang's CUDA, for the types half2 and half4
+_HALVES = "-DSLANG_CUDA_ENABLE_HALF=1"
 _REGISTERS_TEXT = re.compile(r"Used (\d+) registers")
 _SPILLS_TEXT = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _SHARED_TEXT = re.compile(r"(\d+) bytes smem")
@@ -45,37 +52,49 @@ def compile_kernel(key: ShaderKey, family: str) -> Kernel:
 
     Raises :class:`NvidiaError` if Slang has no CUDA for it, or a tool is missing.
     """
-    nvcc, disassembler = tool("nvcc"), tool("nvdisasm")
-    if nvcc is None or disassembler is None:
+    disassembler = tool("nvdisasm")
+    if disassembler is None:
         raise NvidiaError(
-            "nvcc and nvdisasm are needed: the CUDA toolkit, or for the second the package "
-            "nvidia-cuda-nvdisasm"
+            "nvdisasm is needed: the CUDA toolkit, or the package nvidia-cuda-nvdisasm"
         )
+    with tempfile.TemporaryDirectory(prefix="cml-nvidia-") as folder:
+        report = assemble(key, family, Path(folder))
+        code = subprocess.run(
+            [disassembler, "-c", str(Path(folder, BINARY))],
+            capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+    return _kernel(report, code, family)
+
+
+def assemble(key: ShaderKey, family: str, folder: Path) -> str:
+    """Writes the kernel's machine code into the folder, and returns the report of ptxas.
+
+    Raises :class:`NvidiaError` if Slang has no CUDA for it, or nvcc is missing or refuses it.
+    """
+    nvcc = tool("nvcc")
+    if nvcc is None:
+        raise NvidiaError("nvcc is needed: the CUDA toolkit")
     try:
         source = compilers.compile(compilers.Request(resolved_source(key), key.path, "cuda"))
     except compilers.CompilerError as error:
         raise NvidiaError(f"Slang has no CUDA for it: {_first_error(str(error))}") from None
-    with tempfile.TemporaryDirectory(prefix="cml-nvidia-") as folder:
-        path, binary = Path(folder, "kernel.cu"), Path(folder, "kernel.cubin")
-        path.write_bytes(source.rstrip(b"\0"))
-        compiled = subprocess.run(
-            [nvcc, f"-arch={family}", "-cubin", "-O3", "-w", "-Xptxas", "-v", "-o", str(binary),
-             str(path)],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if compiled.returncode:
-            raise NvidiaError(f"nvcc refuses Slang's CUDA: {_first_error(compiled.stderr)}")
-        code = subprocess.run(
-            [disassembler, "-c", str(binary)], capture_output=True, text=True, check=True
-        ).stdout
-    return _kernel(compiled.stderr, code, family)
+    path = folder / "kernel.cu"
+    path.write_bytes(source.rstrip(b"\0"))
+    compiled = subprocess.run(
+        [nvcc, f"-arch={family}", "-cubin", "-O3", "-w", _HALVES, "-Xptxas", "-v",
+         "-o", str(folder / BINARY), str(path)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if compiled.returncode:
+        raise NvidiaError(f"nvcc refuses Slang's CUDA: {_first_error(compiled.stderr)}")
+    return compiled.stderr
 
 
 def _kernel(report: str, code: str, family: str) -> Kernel:
     registers = _number(_REGISTERS_TEXT, report)
     warp = -(-max(registers, 1) * _LANES // _UNIT) * _UNIT
     spills = _SPILLS_TEXT.search(report)
-    listing = nvidia_listing(code)
+    listing = nvidia_listing(code, _HALF_TIME[family])
     return Kernel(
         registers=registers,
         spills=sum(map(int, spills.groups())) // 4 if spills else 0,

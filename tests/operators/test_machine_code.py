@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks.hardware import nvidia
 from benchmarks.hardware.listing import (
     FMA,
     JUMP,
@@ -16,6 +17,10 @@ from benchmarks.hardware.listing import (
     amd_listing,
     nvidia_listing,
 )
+from benchmarks.hardware.networks import plan_for
+from cml_engine.gpu.shaders import compilers
+from cml_engine.gpu.shaders.hlsl import step_key
+from tests.fixtures.cooked import wide_model
 
 RDNA = """\
 BB0:
@@ -93,3 +98,24 @@ def test_sass_has_loops_and_wide_loads():
     counts = listing.counts(Nest([4]))
     assert counts[FMA] == 4 and counts[MEMORY] == 4
     assert listing.moved(Nest([4]))[MEMORY] == 64
+
+
+def test_sass_of_halves_takes_the_time_of_its_card():
+    halves = SASS.replace("FFMA", "HFMA2")
+    assert nvidia_listing(halves).counts(Nest([4]))[FMA] == 4
+    in_floats, *in_halves = (
+        nvidia_listing(text, time).vector_cycles(Nest([4]), 1)
+        for text, time in ((SASS, 2), (halves, 1), (halves, 2))
+    )
+    assert in_halves == [in_floats, in_floats + 4]
+
+
+@pytest.mark.skipif(nvidia.tool("nvcc") is None, reason="the CUDA toolkit is not installed")
+@pytest.mark.skipif(compilers.version() is None, reason="no HLSL compiler")
+def test_nvidias_compiler_takes_products_of_16_bits(tmp_path):
+    contents: dict[tuple[str, str], str] = {}
+    steps = plan_for(wide_model(), "discrete", halves=True).steps
+    keys = [step_key(step, contents) for step in steps if step.defines.get("HALVES")]
+    assert len(keys) == 4  # three of Winograd's tiles, one of windows
+    for key in keys[1::2]:
+        assert "0 bytes spill stores" in nvidia.assemble(key, "sm_89", tmp_path), key.label
