@@ -1,7 +1,8 @@
 """Pins each thread of a software driver to a core of its own, while that makes pictures faster.
 
-llvmpipe starts one thread per core to fill pixels. Linux sometimes wakes two of them on the same
-core and moves one away only some milliseconds later; the picture then takes half as long again.
+llvmpipe starts one thread per core to fill pixels, and one for compute shaders. Linux sometimes
+wakes two of them on the same core and moves one away only some milliseconds later; the picture, or
+a network, then takes half as long again.
 Pinned threads avoid that. But where another process takes a core, a pinned thread waits for it, and
 the picture takes twice as long. So both are tried from time to time.
 """
@@ -105,9 +106,10 @@ def _usual(times_ms: list[float]) -> float:
 def assign_cores(tasks: Path, cores: list[int]) -> dict[int, int]:
     """Returns the core for each driver thread in ``tasks``, a folder like ``/proc/self/task``.
 
-    The keys are thread ids. Thread n of the driver gets core n, counted around if cores are fewer.
+    The keys are thread ids. Thread n of the driver gets core n, counted around if cores are fewer;
+    so does its thread n for compute shaders.
     """
-    core_by_thread = {}
+    drawing, unnamed = {}, []
     for task in tasks.iterdir() if tasks.is_dir() else ():
         try:
             name = (task / "comm").read_text().strip()
@@ -115,8 +117,15 @@ def assign_cores(tasks: Path, cores: list[int]) -> dict[int, int]:
             continue
         number = name.removeprefix(_NAME)
         if name.startswith(_NAME) and number.isdecimal():
-            core_by_thread[int(task.name)] = cores[int(number) % len(cores)]
-    return core_by_thread
+            drawing[int(task.name)] = int(number)
+        elif not name.startswith(_NAME) and ":" not in name:
+            unnamed.append(int(task.name))
+    # the threads for compute shaders have no names; the driver starts as many right after these
+    later = sorted(thread for thread in unnamed if thread > max(drawing, default=thread))
+    computing = {thread: number for number, thread in enumerate(later[: len(drawing)])}
+    return {
+        thread: cores[number % len(cores)] for thread, number in {**drawing, **computing}.items()
+    }
 
 
 def native_threads() -> dict[int, str]:

@@ -513,6 +513,7 @@ class Game:
         if self._boxes is None:
             yield SELECTING
             self._draft(pose, now_s)
+        yield SELECTING
         moments = self._way.predict(pose.position, now_s, self.streaming.lead_s)
         seed = self.settings.seed
         for eye in (pose.position, *(point for _, point in moments[-1:])):

@@ -10,10 +10,12 @@ from cml_engine.demo_game.accounting import FrameAccount
 
 #: the weight of an earlier longest piece each time, so that one that was long once runs again
 _FADING = 0.9
+#: a piece begins if this many times the longest one would fit: the next may take longer
+_ROOM = 2.0
 
 
 class Pieces:
-    """Repeated work in pieces, each of which runs if the longest of its kind would fit.
+    """Repeated work in pieces, each of which runs if the longest of its kind would fit twice.
 
     ``begin()`` starts the work: it returns an iterator that yields the name of each piece before it
     does the piece. Times of pieces are added to the frame's account under these names.
@@ -38,7 +40,7 @@ class Pieces:
             self._pieces = self._begin()
             self._next = next(self._pieces, "")
         start = time.perf_counter()
-        while self._next and (at_least_one or start + self._longest_s[self._next] < until):
+        while self._next and (at_least_one or start + _ROOM * self._longest_s[self._next] < until):
             name, self._next = self._next, next(self._pieces, "")
             now = time.perf_counter()
             self._longest_s[name] = max(now - start, _FADING * self._longest_s[name])

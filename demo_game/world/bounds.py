@@ -16,6 +16,8 @@ from cml_engine.demo_game.world.tile import CELLS, TileId
 _SAMPLES = 8
 #: tiles along a side of the block that is computed at once: one call costs as much as sixteen
 _BLOCK = 4
+#: number of blocks that are kept
+_MOST_BLOCKS = 1024
 #: margin for land between the samples and for changes by the networks, in cells of the tile
 _MARGIN_CELLS = 4.0
 
@@ -25,11 +27,21 @@ def bounds(tile: TileId, seed: int) -> tuple[float, float]:
 
     Never below the sea's surface at 0.
     """
-    block = _block(tile.level, tile.x // _BLOCK, tile.z // _BLOCK, seed)
+    key = _key(tile, seed)
+    if key not in _blocks:
+        while len(_blocks) >= _MOST_BLOCKS:
+            del _blocks[next(iter(_blocks))]
+        _blocks[key] = _block(*key)
+    block = _blocks[key]
     x, z = tile.x % _BLOCK * _SAMPLES, tile.z % _BLOCK * _SAMPLES
     heights = block[z : z + _SAMPLES + 1, x : x + _SAMPLES + 1]
     margin = _MARGIN_CELLS * tile.cell_m
     return max(0.0, float(heights.min()) - margin), max(0.0, float(heights.max()) + margin)
+
+
+def is_known(tile: TileId, seed: int) -> bool:
+    """Returns True if the tile's box takes no time, because it was computed lately."""
+    return _key(tile, seed) in _blocks
 
 
 @lru_cache(maxsize=4096)
@@ -40,7 +52,15 @@ def box(tile: TileId, seed: int) -> tuple[float, float, float, float, float, flo
     return x, low, z, x + span, high, z + span
 
 
-@lru_cache(maxsize=1024)
+#: the blocks that were computed last, by level, place and seed
+_blocks: dict[tuple[int, int, int, int], Array] = {}
+
+
+def _key(tile: TileId, seed: int) -> tuple[int, int, int, int]:
+    """Returns the key of the block that has the tile."""
+    return tile.level, tile.x // _BLOCK, tile.z // _BLOCK, seed
+
+
 def _block(level: int, x: int, z: int, seed: int) -> Array:
     """Returns the noise's heights on ``_BLOCK`` x ``_BLOCK`` tiles, ``_SAMPLES`` per tile side."""
     steps = np.arange(_BLOCK * _SAMPLES + 1, dtype=np.int32) * np.int32(CELLS // _SAMPLES)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from cml_engine.demo_game.world.bounds import box
+from cml_engine.demo_game.world.bounds import box, is_known
 from cml_engine.demo_game.world.tile import TileId
 
 #: share of a level's distance at which its vertices begin to move to the next level's surface.
@@ -116,17 +116,15 @@ def select(
 def compute_boxes(eye: tuple[float, float, float], seed: int, detail: Detail) -> Iterator[None]:
     """Computes the boxes of all tiles that a selection around the eye looks at.
 
-    It yields after each piece of work, so that a frame need not do all of it.
+    It yields before each piece of work, so that a frame need not do all of it.
     """
     tiles = _roots(eye, detail)
-    computed = box.cache_info().misses
     while tiles:
         tile = tiles.pop()
+        if not is_known(tile, seed):
+            yield
         if distance(tile, seed, eye) < detail.split * tile.span_m and tile.level > detail.finest:
             tiles += tile.children
-        if box.cache_info().misses != computed:
-            computed = box.cache_info().misses
-            yield
 
 
 def list_ahead(

@@ -162,16 +162,16 @@ def work_of(machine, done, pieces):
     return begin
 
 
-def test_pieces_run_where_the_longest_of_their_kind_fits(machine, account):
+def test_pieces_run_where_the_longest_of_their_kind_fits_twice(machine, account):
     done = []
     work = Pieces(work_of(machine, done, [("a", 3.0), ("b", 1.0), ("a", 3.0)]), account)
-    work.run(0.010)
+    work.run(0.011)
     assert done == ["a", "b", "a"], "unknown pieces run"
-    work.run(machine.now / 1e3 + 0.002)
-    assert len(done) == 3, "the longest 'a' does not fit"
-    work.run(machine.now / 1e3 + 0.0035)
-    assert done[3:] == ["a"], "and then 'b' does not"
-    work.run(machine.now / 1e3 + 0.0015)
+    work.run(machine.now / 1e3 + 0.0055)
+    assert len(done) == 3, "the longest 'a' does not fit twice"
+    work.run(machine.now / 1e3 + 0.0065)
+    assert done[3:] == ["a", "b"], "and then the next 'a' does not"
+    work.run(machine.now / 1e3 + 0.0045)
     assert done[3:] == ["a", "b"]
     assert account.end() == pytest.approx({"a": 9.0, "b": 2.0})
 

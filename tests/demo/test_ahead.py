@@ -8,8 +8,9 @@ import pytest
 from cml_engine.demo_game.flight import FASTEST, CameraWay, ScriptedFlight
 from cml_engine.demo_game.render.camera import Camera
 from cml_engine.demo_game.streaming import Streaming
+from cml_engine.demo_game.world import bounds
 from cml_engine.demo_game.world.bounds import Boxes
-from cml_engine.demo_game.world.quadtree import Detail, list_ahead, select
+from cml_engine.demo_game.world.quadtree import Detail, compute_boxes, list_ahead, select
 from tests.demo.test_streaming import FakeAgents, FakePool
 
 SEED = 7
@@ -110,3 +111,17 @@ def ancestors(tile):
     while tile.level < DETAIL.coarsest:
         tile = tile.parent
         yield tile
+
+
+def test_boxes_are_computed_after_the_yield_that_announces_them(monkeypatch):
+    """A frame without time for a box must not compute it."""
+    computed = []
+    block = bounds._block
+    monkeypatch.setattr(bounds, "_blocks", {})
+    monkeypatch.setattr(bounds, "_block", lambda *key: computed.append(key) or block(*key))
+    bounds.box.cache_clear()
+    eye = FLIGHT.pose(0.0).position
+    for number, _ in enumerate(compute_boxes(eye, SEED, DETAIL)):
+        assert len(computed) == number
+    assert len(computed) == number + 1 > 4
+    assert list(compute_boxes(eye, SEED, DETAIL)) == [], "all are known"

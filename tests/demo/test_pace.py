@@ -71,12 +71,15 @@ def test_single_long_frames_and_invalid_times_keep_the_pace():
 
 def test_driver_threads_are_pinned_to_cores(tmp_path):
     names = {11: "python", 12: "llvmpipe-0", 13: "llvmpipe-1", 14: "llvmpipe-2", 15: "llvmpipe-x"}
+    names |= {17: "python", 18: "python", 19: "python:disk$0"}
     for thread, name in names.items():
         folder = tmp_path / str(thread)
         folder.mkdir()
         (folder / "comm").write_text(f"{name}\n")
     (tmp_path / "16").mkdir()  # a thread that has just ended
-    assert assign_cores(tmp_path, [4, 7]) == {12: 4, 13: 7, 14: 4}
+    cores = {12: 4, 13: 7, 14: 4}
+    # 17 and 18 run compute shaders: they have no name and follow those that draw
+    assert assign_cores(tmp_path, [4, 7]) == {**cores, 17: 4, 18: 7}
     assert assign_cores(tmp_path / "none", [0]) == {}
 
 
