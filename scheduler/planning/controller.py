@@ -9,9 +9,11 @@ frames that it makes late. A frame takes::
 time beside the prediction (the cost of having networks in a frame at all), ``predicted`` is the
 plan, and ``excess`` is the rest. With ``room = target - elapsed - expected``, a plan makes the
 frame late if ``excess > room - predicted``; how often that happens is known from the last frames.
-Each frame gets the plan with the largest ``predicted - price * late``. The ``price`` is the work
-that a late frame must be worth: it rises with each frame that is late because of the networks, and
-falls in all others, so that the share of late frames settles at the host's ``over_share``. A frame
+An excess grows with the square root of ``expected + predicted``, as in ``margin.py``. Each frame
+gets the plan with the largest ``predicted - price * late``. The ``price`` is the work that a late
+frame must be worth: it rises with the risk of each plan and with each frame that is late because
+of the networks, and falls in all others, so that the share of late frames settles at the host's
+``over_share``. A frame
 in which no plan is worth its price runs no networks; that makes fewer, fuller frames where having
 networks is expensive. Work that must be done in any case (``least_ms``) does not ask for the price.
 
@@ -143,8 +145,10 @@ _PLANS, _LEAST_PLAN = 32, 1 / 32
 _ASSUMED_EXCESS, _ASSUMED_FRAMES = 0.1, 2.0
 #: the price of a late frame at first, and its limits, in targets of work
 _PRICE, _LEAST_PRICE, _MOST_PRICE = 2.0, 0.05, 100.0
-#: logarithm of the factor on the price after a frame that the networks made late
-_PRICE_STEP = 1.0
+#: where the elapsed time is reported, the price follows half the risk that each frame takes, which
+#: is steady, and half what comes of it, which corrects it; the risk is a little underestimated, so
+#: the price settles at this part of the share
+_RISK_WEIGHT, _AIMED_PART = 0.5, 0.85
 #: a frame whose prediction is below this share of its room says nothing about the excess
 _TELLING = 0.25
 #: a delay of more than this share of the frame's room is expected in the next frame too
@@ -278,6 +282,8 @@ class _Frame:
     skipped: bool
     #: True if it runs guaranteed work
     forced: bool
+    #: the probability that it is late, before it ran; 0 if it runs no networks
+    risk: float
     #: the controller's state before the frame: the owed work, and frames since the last baseline
     before: tuple[float, int]
 
@@ -374,7 +380,7 @@ class FrameController:
         price_ms = math.exp(self._log_price) * self._target_ms
         late_anyway = 0.0
         if not self._reports_elapsed:  # the frame may be late whatever runs
-            late_anyway = self._share_late(room_ms) * (1 - self._share_caused)
+            late_anyway = self._share_late(room_ms, 0.0) * (1 - self._share_caused)
         best_ms = best_worth_ms = 0.0
         for part in range(_PLANS, 0, -1):
             plan_ms = room_ms * part / _PLANS
@@ -382,13 +388,20 @@ class FrameController:
             most_ms = plan_ms + price_ms * late_anyway
             if plan_ms < _LEAST_PLAN * self._target_ms or most_ms < best_worth_ms:
                 break
-            worth_ms = plan_ms - price_ms * (self._share_late(room_ms - plan_ms) - late_anyway)
+            worth_ms = plan_ms - price_ms * (self._share_late(room_ms, plan_ms) - late_anyway)
             if worth_ms > 0 and worth_ms >= best_worth_ms:  # of equal ones the smallest
                 best_ms, best_worth_ms = plan_ms, worth_ms
         return best_ms
 
-    def _share_late(self, room_ms: float) -> float:
-        return self._excess.share_above(room_ms, self._target_ms)
+    def _share_late(self, room_ms: float, plan_ms: float) -> float:
+        """Returns the probability that a frame with this room and plan is late."""
+        size = self._size(self.expected_ms, plan_ms)
+        return self._excess.share_above((room_ms - plan_ms) / size, self._target_ms)
+
+    def _size(self, expected_ms: float, predicted_ms: float) -> float:
+        """Returns the factor on the excess of a frame of this length after the elapsed time."""
+        most = self._target_ms or 1.0
+        return math.sqrt(max(_LEAST_PLAN, (expected_ms + predicted_ms) / most))
 
     def _guaranteed_ms(self, room_ms: float) -> float:
         """Returns the owed work that the frame must do, late or not; 0 as long as it can wait.
@@ -411,7 +424,7 @@ class FrameController:
         most_per_risk = best_ms / (1.0 + self._share)
         for part in range(1, _PLANS + 1):
             plan_ms = min(self._owed_ms, room_ms * part / _PLANS)
-            per_risk = plan_ms / (self._share_late(room_ms - plan_ms) + self._share)
+            per_risk = plan_ms / (self._share_late(room_ms, plan_ms) + self._share)
             if per_risk > most_per_risk:
                 best_ms, most_per_risk = plan_ms, per_risk
         return best_ms
@@ -439,10 +452,12 @@ class FrameController:
         skipped = not plan.aim_ms and not predicted_ms
         expected = self.expected_ms if self._expected.is_known else None
         before = self._owed_ms, self._since_baseline
+        forced = plan.forced and predicted_ms > 0
+        risk = self._share_late(plan.room_ms, predicted_ms) if predicted_ms else 0.0
         self._frames.append(
             _Frame(
                 number, predicted_ms, self._elapsed_ms, plan.room_ms, self._slow, expected,
-                skipped, plan.forced and predicted_ms > 0, before,
+                skipped, forced, risk, before,
             )
         )  # fmt: skip
         if predicted_ms or skipped:
@@ -484,7 +499,8 @@ class FrameController:
             self._reports_elapsed or frame.skipped
         )
         if is_telling and frame.expected_ms is not None and frame.room_ms:
-            self._excess.add(beyond_ms - frame.expected_ms)
+            size = self._size(frame.expected_ms, frame.predicted_ms)
+            self._excess.add((beyond_ms - frame.expected_ms) / size)
         if frame.predicted_ms or not self._reports_elapsed:
             self._expect(max(0.0, beyond_ms))
 
@@ -512,7 +528,11 @@ class FrameController:
             elif not frame.skipped:
                 self._baseline.append(late_anyway)
         self.forced_late_share += _PLAN_WEIGHT * (caused * frame.forced - self.forced_late_share)
-        step = _PRICE_STEP * ((0.0 if frame.forced else caused) - self._share)
+        share = self._share
+        if self._reports_elapsed:
+            caused += _RISK_WEIGHT * (frame.risk - caused)
+            share *= _AIMED_PART
+        step = (0.0 if frame.forced else caused) - share
         self._log_price = min(
             math.log(_MOST_PRICE), max(math.log(_LEAST_PRICE), self._log_price + step)
         )

