@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
 from itertools import islice
-from typing import Any, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from cml_engine.errors import InputError, Source
 
@@ -23,10 +23,12 @@ from cml_engine.errors import InputError, Source
 Preset = Literal["shipping", "debug", "smallest"]
 
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 F = TypeVar("F", bound=Callable[..., object])
 
 
-class NumberRange(ABC):
+@dataclass(frozen=True)
+class NumberRange(ABC, Generic[N]):
     """A range of numbers; an instance can be used as the ``type`` of an argparse argument.
 
     Examples
@@ -36,14 +38,42 @@ class NumberRange(ABC):
     >>> option = parser.add_argument("--workers", type=IntegerRange(1, 64))
     """
 
-    @abstractmethod
-    def parse(self, text: str) -> float:
+    low: N
+    high: N
+    #: what the numbers are, for messages
+    unit: str = "a number"
+
+    def parse(self, text: str) -> N:
         """Returns the number that a text states.
 
         Raises :class:`InputError`, which states the range, for any other text.
         """
+        try:
+            return self.check(self._number(text))
+        except ValueError:
+            raise self._wrong_value(text) from None
 
-    def __call__(self, text: str) -> float:
+    def check(self, value: Any, what: str = "") -> N:
+        """Returns ``value`` as a number; raises :class:`InputError` if it is none in the range.
+
+        The error message begins with ``what``, the argument's name.
+        """
+        try:
+            number = self._number(value)
+        except (TypeError, ValueError, OverflowError):
+            raise self._wrong_value(_quoted(value), what) from None
+        if isinstance(value, str) or not self.low <= number <= self.high:  # also refuses NaN
+            raise self._wrong_value(_quoted(value), what)
+        return number
+
+    @abstractmethod
+    def _number(self, value: Any) -> N:
+        """Returns a value or a text as a number; may raise TypeError or ValueError."""
+
+    def _wrong_value(self, value: object, name: str = "") -> InputError:
+        return _wrong_value(f"{self.unit} of {self.low:,} to {self.high:,}", value, name)
+
+    def __call__(self, text: str) -> N:
         try:
             return self.parse(text)
         except InputError as error:
@@ -51,7 +81,7 @@ class NumberRange(ABC):
 
 
 @dataclass(frozen=True)
-class IntegerRange(NumberRange):
+class IntegerRange(NumberRange[int]):
     """Integers from ``low`` to ``high``.
 
     Examples
@@ -60,34 +90,13 @@ class IntegerRange(NumberRange):
     8
     """
 
-    low: int
-    high: int
+    unit: str = "a whole number"
 
-    def parse(self, text: str) -> int:
-        try:
-            return self.check(int(text))
-        except ValueError:
-            raise self._wrong_value(text) from None
-
-    def check(self, value: Any, what: str = "") -> int:
-        """Returns ``value`` as an int; raises :class:`InputError` if it is no integer in the range.
-
-        The error message begins with ``what``, the argument's name.
-        """
-        try:
-            number = operator.index(value)
-        except TypeError:
-            raise self._wrong_value(_quoted(value), what) from None
-        if not self.low <= number <= self.high:
-            raise self._wrong_value(_quoted(value), what)
-        return number
-
-    def _wrong_value(self, value: object, name: str = "") -> InputError:
-        return _wrong_value(f"a whole number of {self.low:,} to {self.high:,}", value, name)
+    def _number(self, value: Any) -> int:
+        return int(value) if isinstance(value, str) else operator.index(value)
 
 
-@dataclass(frozen=True)
-class FloatRange(NumberRange):
+class FloatRange(NumberRange[float]):
     """Finite numbers from ``low`` to ``high``; ``unit`` is named in messages.
 
     Examples
@@ -96,32 +105,8 @@ class FloatRange(NumberRange):
     4.5
     """
 
-    low: float
-    high: float
-    unit: str = ""
-
-    def parse(self, text: str) -> float:
-        try:
-            return self.check(float(text))
-        except ValueError:
-            raise self._wrong_value(text) from None
-
-    def check(self, value: Any, what: str = "") -> float:
-        """Returns ``value`` as a float; raises :class:`InputError` if it is no number in the range.
-
-        The error message begins with ``what``, the argument's name.
-        """
-        try:
-            number = float(value)
-        except (TypeError, ValueError, OverflowError):
-            raise self._wrong_value(_quoted(value), what) from None
-        if isinstance(value, str) or not self.low <= number <= self.high:  # also refuses NaN
-            raise self._wrong_value(_quoted(value), what)
-        return number
-
-    def _wrong_value(self, value: object, name: str = "") -> InputError:
-        quantity = f"{self.unit} of" if self.unit else "a number of"
-        return _wrong_value(f"{quantity} {self.low:,} to {self.high:,}", value, name)
+    def _number(self, value: Any) -> float:
+        return float(value)
 
 
 def check_choice(words: Sequence[str], value: object, what: str) -> str:

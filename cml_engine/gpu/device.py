@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -329,12 +329,18 @@ class Device:
             for i, buffer in enumerate([*buffers, *[storage] * tensors])
         ]
         group = self.device.create_bind_group(layout=pipeline.layout, entries=entries)
-        encoder = self.device.create_command_encoder()
-        compute = encoder.begin_compute_pass()
-        dispatch_recorder()(compute, [dispatch_of(pipeline.pipeline, group, 0, 0, 1)])
+        with self.compute_pass() as compute:
+            dispatch_recorder()(compute, [dispatch_of(pipeline.pipeline, group, 0, 0, 1)])
+        wait(self.device)
+
+    @contextlib.contextmanager
+    def compute_pass(self, label: str = "") -> Iterator[wgpu.GPUComputePassEncoder]:
+        """A compute pass in an encoder of its own, which is submitted at the end of the block."""
+        encoder = self.device.create_command_encoder(label=label)
+        compute = encoder.begin_compute_pass(label=label)
+        yield compute
         compute.end()
         self.queue.submit([encoder.finish()])
-        wait(self.device)
 
     def shader(
         self,

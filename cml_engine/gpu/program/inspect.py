@@ -44,12 +44,9 @@ def _run_ranges(
                 program.run_on_cpu(step)
             continue
         while batch := list(islice(group, RANGE_SLOTS)):
-            encoder = program.gpu.device.create_command_encoder()
-            compute = encoder.begin_compute_pass()
-            for part in batch:
-                program.encode_range(compute, *part)
-            compute.end()
-            program.gpu.queue.submit([encoder.finish()])
+            with program.gpu.compute_pass() as compute:
+                for part in batch:
+                    program.encode_range(compute, *part)
 
 
 def read_tensor(program: GpuProgram, place: TensorPlace) -> Array:

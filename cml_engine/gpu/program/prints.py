@@ -67,13 +67,10 @@ class Prints:
         ranges, so that the output of the first workgroups is kept if the buffer overflows.
         """
         self._memory.write(bytes(4))
-        encoder = self._gpu.device.create_command_encoder(label=self._name)
-        compute = encoder.begin_compute_pass()
         count = -(-step.groups // RANGE_SLOTS)
-        for first in range(0, step.groups, count):
-            encode(compute, step.index, first, min(count, step.groups - first))
-        compute.end()
-        self._gpu.queue.submit([encoder.finish()])
+        with self._gpu.compute_pass(self._name) as compute:
+            for first in range(0, step.groups, count):
+                encode(compute, step.index, first, min(count, step.groups - first))
         data = self._gpu.queue.read_buffer(self._memory.buffer, self._memory.offset, NBYTES)
         self._show(step, np.frombuffer(data, np.uint32))
 

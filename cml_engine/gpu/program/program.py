@@ -468,11 +468,8 @@ class GpuProgram:
 
     def _submit(self, steps: Sequence[int]) -> None:
         if steps:
-            encoder = self.gpu.device.create_command_encoder()
-            compute = encoder.begin_compute_pass()
-            self.encode_steps(compute, steps)
-            compute.end()
-            self.gpu.queue.submit([encoder.finish()])
+            with self.gpu.compute_pass() as compute:
+                self.encode_steps(compute, steps)
 
     def run_on_cpu(
         self, step: int, watch: Watch | None = None, before: Watch | None = None

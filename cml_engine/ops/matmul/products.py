@@ -6,7 +6,8 @@ before, by ``int_sub``, so that zero padding is right.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -24,19 +25,15 @@ from cml_engine.ops.declaration.spec import (
     Case,
     Defines,
     Dispatch,
-    Kernel,
     OpSpec,
     Random,
     engine_kernel,
     moving_cost,
 )
 
+_kernel = partial(engine_kernel, "matmul/products.hlsl")
 _WORDS = (-(2**31), 2**31 - 1, "integer")
 _INTEGERS = {f"T{i}_TYPE": "int" for i in range(3)}
-
-
-def _kernel(params: str, lower: Callable[[Lowering], Iterator[Dispatch]]) -> Kernel:
-    return engine_kernel("matmul/products.hlsl", params, lower=lower)
 
 
 #: one sum per result, as long as the last axis of the first input
@@ -115,7 +112,7 @@ define(
         kernel=_kernel(
             "n:u begin:u end:u rows:u columns:u inner:u rank:u "
             + " ".join(f"{name}:u{MAX_RANK - 2}" for name in ("extent", "a_stride", "b_stride")),
-            _matmul_lower,
+            lower=_matmul_lower,
         ),
         cost=_row_cost,
         tolerance=EXACT,
@@ -187,7 +184,7 @@ define(
         cpu=_conv_cpu,
         kernel=_kernel(
             "n:u begin:u end:u channels:u group_in:u group_out:u out_channels:u " + GEOMETRY,
-            _conv_lower,
+            lower=_conv_lower,
         ),
         cost=moving_cost(
             lambda attrs, inputs, outputs: 2 * outputs[0].size * prod(inputs[1].shape[1:])

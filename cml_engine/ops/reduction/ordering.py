@@ -5,7 +5,7 @@ All but the last work along the lines of one axis.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from math import isqrt, prod
 
@@ -21,7 +21,6 @@ from cml_engine.ops.declaration.spec import (
     Case,
     Cost,
     Dispatch,
-    Kernel,
     OpSpec,
     Random,
     Tolerance,
@@ -32,12 +31,9 @@ from cml_engine.ops.declaration.spec import (
 )
 from cml_engine.ops.indexing.scatter import row_places
 
+_kernel = partial(engine_kernel, "reduction/ordering.hlsl")
 #: a longer line is cut into chunks, so that no thread's loop is long (lowering.py)
 _LONG_LINE, _CHUNK = 4096, 1024
-
-
-def _kernel(params: str, lower: Callable[[Lowering], Iterator[Dispatch]]) -> Kernel:
-    return engine_kernel("reduction/ordering.hlsl", params, lower=lower)
 
 
 # --- top_k --------------------------------------------------------------------------------------
@@ -135,7 +131,7 @@ define(
         "top_k",
         infer=_top_k_infer,
         cpu=_top_k_cpu,
-        kernel=_kernel("n:u extent:u inner:u chunk:u kept:u total:u", _top_k_lower),
+        kernel=_kernel("n:u extent:u inner:u chunk:u kept:u total:u", lower=_top_k_lower),
         # every value is compared with all others of its line
         cost=moving_cost(
             lambda attrs, inputs, outputs: 2.0 * inputs[0].size * inputs[0].shape[attrs.axis]
@@ -227,7 +223,7 @@ for _name, _tolerance in _RUNNING.items():
             cpu=partial(_running_cpu, _product),
             kernel=_kernel(
                 "n:u extent:u inner:u chunk:u chunks:u product:u exclusive:u backwards:u",
-                partial(_running_lower, _product),
+                lower=partial(_running_lower, _product),
             ),
             cost=elementwise_cost(1),
             tolerance=_tolerance,
@@ -275,7 +271,7 @@ define(
         "reverse_sequence",
         infer=_reversed_infer,
         cpu=_reversed_cpu,
-        kernel=_kernel("n:u extent:u inner:u batch:u batch_inner:u", _reversed_lower),
+        kernel=_kernel("n:u extent:u inner:u batch:u batch_inner:u", lower=_reversed_lower),
         cost=elementwise_cost(0),
         tolerance=EXACT,
         cases=[
@@ -336,7 +332,7 @@ define(
         "gather_nd",
         infer=_gather_nd_infer,
         cpu=_gather_nd_cpu,
-        kernel=_kernel("n:u row:u places:u limit:u8", _gather_nd_lower),
+        kernel=_kernel("n:u row:u places:u limit:u8", lower=_gather_nd_lower),
         cost=gathered_cost,
         tolerance=EXACT,
         cases=[

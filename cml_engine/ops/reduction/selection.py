@@ -6,7 +6,8 @@ hold ``fill``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from math import isqrt, prod
 
 import numpy as np
@@ -22,18 +23,14 @@ from cml_engine.ops.declaration.spec import (
     Case,
     Cost,
     Dispatch,
-    Kernel,
     OpSpec,
     Random,
     engine_kernel,
     moving_cost,
 )
 
+_kernel = partial(engine_kernel, "reduction/selection.hlsl")
 _COUNT = Fact("integer", (1,))
-
-
-def _kernel(params: str, lower: Callable[[Lowering], Iterator[Dispatch]]) -> Kernel:
-    return engine_kernel("reduction/selection.hlsl", params, lower=lower)
 
 
 # --- nonzero ------------------------------------------------------------------------------------
@@ -100,7 +97,7 @@ define(
         cpu=_nonzero_cpu,
         kernel=_kernel(
             f"n:u size:u block:u blocks:u mask:u room:u rank:u fill:i extent:u{MAX_RANK}",
-            _nonzero_lower,
+            lower=_nonzero_lower,
         ),
         cost=lambda attrs, inputs, outputs: Cost.moving(
             inputs[0].size, [*inputs, *inputs], outputs
@@ -259,7 +256,7 @@ define(
         cpu=_nms_cpu,
         kernel=_kernel(
             "n:u lines:u classes:u boxes:u most:u begin:u end:u overlap:f least:f centers:u fill:i",
-            _nms_lower,
+            lower=_nms_lower,
         ),
         # every selected box is compared with all others of its class
         cost=moving_cost(

@@ -19,6 +19,7 @@ from cml_engine.errors.arguments import (
     SHAPES_KEPT,
     TIMES,
     check_flag,
+    check_input_mapping,
     check_instance,
     check_known_names,
     check_name_list,
@@ -357,22 +358,17 @@ class Session:
                 f"inputs=['{name}'] to give it in each run"
             )
         graph, known_inputs = self.source_graph, self._program.known_inputs
-        inputs = with_defaults(graph, self.inputs, known_inputs, inputs)
-        if isinstance(inputs, Mapping):
-            self._expect_range_of(inputs)
-            inputs = with_unsigned(self.source_graph, inputs)
-            words = take_words(self.graph, self.plan, inputs)
-            inputs, skip = {**inputs, **words}, skip | words.keys()
-        if not skip:
-            arrays = check_inputs(self.inputs, inputs, known_inputs)
-            check_ranges(self.source_graph, arrays)
-            return arrays
+        inputs = with_defaults(graph, self.inputs, known_inputs, check_input_mapping(inputs))
+        self._expect_range_of(inputs)
+        inputs = with_unsigned(graph, inputs)
+        words = take_words(self.graph, self.plan, inputs)
+        inputs, skip = {**inputs, **words}, skip | words.keys()
         facts = {name: fact for name, fact in self.inputs.items() if name not in skip}
         if unknown := skip - set(self.inputs):
             raise InputError(f"unknown input '{min(unknown)}'; inputs are {listed(self.inputs)}")
         host = {k: v for k, v in inputs.items() if k not in skip}
         checked = check_inputs(facts, host, known_inputs)
-        check_ranges(self.source_graph, checked)
+        check_ranges(graph, checked)
         return {**checked, **{name: inputs[name] for name in skip}}
 
     def _expect_range_of(self, inputs: Mapping[str, Any]) -> None:
