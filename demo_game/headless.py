@@ -85,6 +85,8 @@ class HeadlessRun:
         self.samples: list[FrameSample] = []
         #: :attr:`RunReport.flight`
         self.rows: list[list[float]] = []
+        #: the last sentence about frames of the flight that were late for guaranteed work
+        self.guarantee = ""
         #: called about once a second with a line about the progress of loading
         self.progress: Callable[[str], object] = lambda line: None
         self.game.on_fit = lambda line: self.progress(line)
@@ -185,6 +187,8 @@ class HeadlessRun:
             start = time.perf_counter()
             self.samples.append(self._frame(self._pose(number)))
             self.rows.append(self._row(self.samples[-1]))
+            scheduler = game.scheduler
+            self.guarantee = scheduler.controller.describe(scheduler.budget) or self.guarantee
             if options.clock == "real":
                 time.sleep(max(0.0, start + step - time.perf_counter()))
             if game.streaming.error:
@@ -411,6 +415,7 @@ def _report(
         late_frames=_late_frames(samples, settings.frame_ms),
         unexplained_share=_unexplained(samples, settings.frame_ms),
         notice=settings.fit.describe() if settings.fit is not None else "",
+        guarantee=flown.guarantee,
         max_tiles=flown.game.max_tiles,
         view_km=flown.game.detail.view_m / 1e3,
         operators=_operators(flown.game),

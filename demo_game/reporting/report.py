@@ -64,6 +64,8 @@ class RunReport:
     unexplained_share: float = 0.0
     #: what was chosen for this machine and why; "" if the preset was requested
     notice: str = ""
+    #: a sentence if frames were late for the networks' guaranteed work
+    guarantee: str = ""
     #: the most tiles of a view, and the kilometres of view
     max_tiles: int = 0
     view_km: float = 0.0
@@ -139,6 +141,8 @@ def player_table(runs: Sequence[RunReport]) -> str:
         if causes:
             usual = ", ".join(f"{cause} ({count})" for cause, count in causes.most_common(_CAUSES))
             lines.append(f"late frames, {run.mode}: {usual}")
+        if run.guarantee:
+            lines.append(f"{run.mode}: {run.guarantee}")
     by_mode = {run.mode: run for run in runs}
     if {"off", "sliced", "unsliced"} <= set(by_mode):
         without, sliced, unsliced = (

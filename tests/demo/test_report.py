@@ -41,6 +41,8 @@ def test_plain_table_of_a_comparison():
     told = player_table([*runs[:1], report("sliced", late_frames=late)])
     assert "late frames, sliced: the picture (2), selecting tiles (1)" in told.splitlines()
     assert "late frames" not in "".join(said), "there is no account of them"
+    told = player_table([report("sliced", guarantee="the picture alone takes 19.6 of 16.7 ms")])
+    assert told.endswith("\nsliced: the picture alone takes 19.6 of 16.7 ms")
     other = [*runs[:2], report("unsliced", world="xyz")]
     assert "WORLDS DIFFER" in player_table(other)
     assert len(player_table(runs[1:2]).splitlines()) == 3, "nothing to compare with"
