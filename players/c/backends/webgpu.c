@@ -231,11 +231,27 @@ static cml_buffer *adopt_buffer(void *user, void *handle, const cml_shape *shape
     return buffer_of(buffer);
 }
 
+static void ignore_error(WGPUPopErrorScopeStatus status, WGPUErrorType type, WGPUStringView message,
+                         void *user, void *unused) {
+    (void)status;
+    (void)type;
+    (void)message;
+    (void)user;
+    (void)unused;
+}
+
 static void unmap_buffer(void *user, cml_buffer *buffer) {
+    const webgpu *w = user;
     readback_buffer *r = find_readback(user, buffer);
     int is_mapped = r->state == MAP_PENDING || r->state == MAP_DONE;
     r->state = r->state == MAP_PENDING || r->state == MAP_DROPPED ? MAP_DROPPED : MAP_NONE;
-    if (is_mapped) wgpuBufferUnmap(r->buffer);
+    if (!is_mapped) return;
+    /* fails only if the host destroyed the device, which destroyed the buffer */
+    WGPUPopErrorScopeCallbackInfo ignored = {.mode = WGPUCallbackMode_AllowProcessEvents,
+                                             .callback = ignore_error};
+    wgpuDevicePushErrorScope(w->host.device, WGPUErrorFilter_Validation);
+    wgpuBufferUnmap(r->buffer);
+    wgpuDevicePopErrorScope(w->host.device, ignored);
 }
 
 static void release_buffer(void *user, cml_buffer *buffer) {
