@@ -125,9 +125,14 @@ float sample_plane(uint plane, Taps x, Taps y)
 }
 #endif
 
+static const uint RUN = 256;
+
 float sampled(uint roi, uint plane, uint3 at, float total, out uint count)
 {
     count = rate(0) * rate(1) * rate(2);
+    // adds up sums of RUN samples, so the rounding error does not grow with the number of samples
+    float run = asfloat(nothing);
+    uint added = 0;
     for (uint row = row_begin; row < row_end; row++) {
         for (uint i = x_begin; i < x_end; i++) {
             Taps x = taps(roi, 0, at.x * rate(0) + i);
@@ -144,9 +149,15 @@ float sampled(uint roi, uint plane, uint3 at, float total, out uint count)
             float value = interpolate(a, sample_plane(depth + z.at[1], x, y), z.part);
 #endif
 #endif
-            accumulate(total, value);
+            accumulate(run, value);
+            if (++added == RUN) {
+                accumulate(total, run);
+                run = asfloat(nothing);
+                added = 0;
+            }
         }
     }
+    accumulate(total, run);
     return total;
 }
 
