@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cml_engine.compiler.planning.draft import PlanOptions
 from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.graph import Attrs, Epilogue, Fact
@@ -21,6 +22,7 @@ from cml_engine.ops.indexing import scatter
 from cml_engine.runtime.node_check import round_to_half
 from cml_engine.runtime.session import Session
 from cml_engine.testing import case_graph
+from tests.fixtures.kernels import conv_kernel
 from tests.fixtures.operators import check_graph, check_on_gpu
 
 pytestmark = pytest.mark.gpu
@@ -73,12 +75,16 @@ def test_64_bit_integers_change_no_bit(shader, op, case, layout, constants, gpu,
     graph, inputs = case_graph(op, case, constants=constants)
     inputs = {name: round_to_half(values) for name, values in inputs.items()}
     layouts = dict.fromkeys(("x0", "y0"), layout) if layout else {}
-    assert lower(graph, gpu.limits, layouts).steps[-1].path == f"{shader}.hlsl"
+    options = PlanOptions()
+    if shader == "conv/winograd":
+        options = PlanOptions(variants=conv_kernel("winograd", graph, gpu.limits, layouts))
     results = []
     for int64 in (gpu.limits.int64, False):
         set_limits(int64=int64)
-        check_graph(graph, inputs, gpu, layouts=layouts)
-        results.append(GpuProgram(lower(graph, gpu.limits, layouts), gpu).run(inputs)["y0"])
+        check_graph(graph, inputs, gpu, layouts=layouts, variants=options.variants)
+        plan = lower(graph, gpu.limits, layouts, options)
+        assert plan.steps[-1].path == f"{shader}.hlsl"
+        results.append(GpuProgram(plan, gpu).run(inputs)["y0"])
     assert np.array_equal(*results)
 
 

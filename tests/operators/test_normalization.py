@@ -10,12 +10,14 @@ from numpy.testing import assert_allclose
 
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.passes.group_normalization import normalize_groups
+from cml_engine.compiler.planning.draft import PlanOptions
 from cml_engine.compiler.planning.layouts import choose_layout
 from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.ir.layout import C4
 from cml_engine.ir.limits import Limits
 from tests.fixtures.graphs import Net, check_session
+from tests.fixtures.kernels import conv_kernel
 from tests.fixtures.operators import check_graph
 
 pytestmark = pytest.mark.gpu
@@ -115,8 +117,11 @@ def test_every_kernel_fuses_normalization_and_following_operators(producer, form
     plain = producer == "plain"
     turn = [*PRODUCERS].index(producer) + [*FORMS].index(form)
     in_turn = {} if plain or (form != "noise" and turn % 2) else in_blocks(fused)
-    check_graph(fused, inputs, gpu, layouts=in_turn)
-    plan = lower(fused, gpu.limits, {} if plain else {"x": C4})
+    options, layouts = PlanOptions(), {} if plain else {"x": C4}
+    if producer == "winograd":
+        options = PlanOptions(variants=conv_kernel("winograd", fused, gpu.limits, layouts))
+    check_graph(fused, inputs, gpu, layouts=in_turn, variants=options.variants)
+    plan = lower(fused, gpu.limits, layouts, options)
     assert str(plan.steps[-1].path).startswith(PRODUCERS[producer][0])
 
 
