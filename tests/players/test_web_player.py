@@ -199,7 +199,9 @@ def test_web_player_agrees_with_python(terrain, tmp_path, gpu):
         (tmp_path / name).write_bytes(data)
     found = play_golden([terrain, *(tmp_path / name for name in files)])
     assert all(is_right(one) for one in found), found
-    assert 0 < found[0]["error"] < 1e-4 and found[1]["tolerance"] == found[2]["error"] == 0
+    # a driver that rounds as NumPy has an error of 0
+    assert found[0]["error"] < 1e-4 and found[0]["tolerance"] > 0
+    assert found[1]["tolerance"] == found[2]["error"] == 0
 
 
 @pytest.mark.gpu
