@@ -173,7 +173,7 @@ void store(uint row_block, int3 phase) {
     uint volume = cml_volume(y_size(0), y_size(1), y_size(2));
     {CML_UNROLL(int, o, VECTORS) {
         uint number = row_block * VECTORS + o;
-        if (4 * number < out_c) {
+        if (FULL || 4 * number < out_c) {
             Block block = cml_block(number);
             {CML_UNROLL(int, j, COLUMNS) {
                 int3 at = place[j].at * int3(up(0), up(1), up(2)) + phase;

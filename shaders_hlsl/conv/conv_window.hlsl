@@ -189,7 +189,7 @@ CML_MAIN
     uint volume = uint(y_size(1) * y_size(2));
     {CML_UNROLL(int, o, VECTORS) {
         uint number = part.row_block * VECTORS + o;
-        if (4 * number < out_c) {
+        if (FULL || 4 * number < out_c) {
             Block block = cml_block(number);
             {CML_UNROLL(int, j, COLUMNS) {
                 uint y = row * COLUMNS + j;

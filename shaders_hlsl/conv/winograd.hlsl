@@ -303,6 +303,7 @@ CML_MAIN
 #else
 // T0 sums (scratch), T1 bias, then the epilogues' operands, then OUT.
 #define BIAS T1
+#define RESULT_SIZE(axis) ((axis) == 1 ? out_height : out_width)
 #include "conv_store.hlsli"
 
 void transform(float4 m[6], out float4 y[4]) {

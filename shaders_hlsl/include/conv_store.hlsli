@@ -1,15 +1,21 @@
 // Stores four channels of a conv's result: adds the bias, applies the epilogue, writes the layout.
 // BIAS is the buffer of the bias in blocks of four; OUT is plain, or in blocks if OUT_C4, which are
-// two 64-bit integers if WIDE_OUTPUT.
+// two 64-bit integers if WIDE_OUTPUT. FULL: every block has four channels.
+// SHUFFLE_Y and SHUFFLE_X: a plain OUT is enlarged by these factors, and every SHUFFLE_Y * SHUFFLE_X
+// channels are one channel's neighbours of each position.
 #ifndef CML_CONV_STORE
 #define CML_CONV_STORE
 
+#include "divide.hlsli"
 #include "epilogue.hlsli"
 #include "number.hlsli"
 #include "wide.hlsli"
 
 #ifndef AHEAD
 #define AHEAD 0
+#endif
+#ifndef FULL
+#define FULL 0
 #endif
 
 // The values that are read once per block of four channels, before its positions are stored.
@@ -37,21 +43,44 @@ Block cml_block(uint number) {
     return block;
 }
 
+#ifdef SHUFFLE_Y
+#ifndef RESULT_SIZE
+#define RESULT_SIZE(axis) y_size(axis)
+#endif
+
+// Returns the place of a channel's result in the enlarged map.
+uint shuffled(uint image, uint channel, uint at) {
+    uint row_length = uint(RESULT_SIZE(2)), column = at;
+    uint line = cml_divide_rest(column, row_length);
+    uint part = channel % (SHUFFLE_Y * SHUFFLE_X);
+    uint map = image * (out_c / (SHUFFLE_Y * SHUFFLE_X)) + channel / (SHUFFLE_Y * SHUFFLE_X);
+    line = (map * uint(RESULT_SIZE(1)) + line) * SHUFFLE_Y + part / SHUFFLE_X;
+    return (line * row_length + column) * SHUFFLE_X + part % SHUFFLE_X;
+}
+#define PLACE shuffled(image, channel, at)
+#else
+#define PLACE to
+#endif
+
 // Stores a block at position `at` of `volume`. Lanes past the last channel become zeros.
 void cml_store(NUMBER4 sums, Block block, uint image, uint at, uint volume) {
     sums += block.bias;
 #if OUT_C4
     uint to = (image * ((out_c + 3) / 4) + block.number) * volume + at;
     float4 v = cml_epilogue(sums, block.operands, to);
+#if FULL
+    OUT[to] = STORED(v);
+#else
     uint4 channel = 4 * block.number + uint4(0, 1, 2, 3);
     OUT[to] = STORED(select(channel < uint4(out_c), v, float4(0.0)));
+#endif
 #else
     {CML_UNROLL(int, lane, 4) {
         uint channel = 4 * block.number + lane;
         uint to = (image * out_c + channel) * volume + at;
         // a block has a first channel; hardware's compilers find the buffers before the others
-        bool exists = AHEAD && lane == 0 || channel < out_c;
-        if (exists) { OUT[to] = cml_epilogue(sums[lane], block.operands[lane], to); }
+        bool exists = FULL || AHEAD && lane == 0 || channel < out_c;
+        if (exists) { OUT[PLACE] = cml_epilogue(sums[lane], block.operands[lane], to); }
     }}
 #endif
 }

@@ -253,6 +253,24 @@ def test_loads_ahead_of_their_turn_miss_no_products(blocks, gpu, set_limits):
             check_graph(graph, inputs, gpu, variants=table)
 
 
+@pytest.mark.parametrize("in_blocks", [False, True])
+@pytest.mark.parametrize("channels", [8, 9, 12])
+def test_tiles_whose_rows_the_channels_fill_and_others(channels, in_blocks, gpu, set_limits):
+    """Results are right where every row of a tile is a channel, and where some are none."""
+    set_limits(software=False)
+    case = conv_case((2, 8, 5, 7), (channels, 8, 3, 3), padding=[(1, 1), (1, 1)])
+    graph, inputs = case_graph("conv", case, constants=True)
+    layouts = {name: C4 for name in (graph.inputs[0], *graph.outputs) if in_blocks}
+    (choice,) = lower(graph, gpu.limits, layouts).choices
+    for option in ("tile 4x1 by 64", "tile 8x2 by 64", "window 4x1 by 64", "window 8x1 by 64"):
+        assert option in choice.options
+        table = VariantTable.forcing(choice.key, option)
+        plan = lower(graph, gpu.limits, layouts, PlanOptions(variants=table))
+        rows = int(option.split()[1][0])
+        assert ("FULL" in plan.steps[-1].defines) == (channels % rows == 0)
+        check_graph(graph, inputs, gpu, layouts=layouts, variants=table)
+
+
 @pytest.mark.parametrize("blocks", [2, 3, 5])
 def test_waves_that_share_a_sum_leave_out_no_part(blocks, gpu, set_limits):
     """Each of two or four waves adds some blocks of inputs, also if they do not divide evenly."""

@@ -22,9 +22,9 @@ CARD = CARDS["RX 6800"]
 #: executed instructions per multiply-add of the demo's networks: a change may not add to them.
 #: Where waves share a sum, each computes the addresses
 PER_PRODUCT = {
-    "upres": 2.55,
-    "texture": 2.25,
-    "population": 2.75,
+    "upres": 2.5,
+    "texture": 2.4,
+    "population": 3.1,
     "integer/upres": 1.3,
     "integer/texture": 1.15,
     "integer/population": 1.45,

@@ -163,7 +163,7 @@ def find_lifetimes(draft: Draft) -> Draft:
     used: dict[str, tuple[int, int]] = dict.fromkeys(map(draft.root, graph.inputs), (-1, -1))
     for node in graph.nodes:  # a result that no dispatch writes (zero extents) also needs a place
         for name in node.outputs:
-            if name not in draft.sharing.alias and name not in lowered.on_host:
+            if name not in draft.sharing.alias and name not in lowered.unstored:
                 used.setdefault(name, (last_step, -1))
     for step, (_, _, dispatch, _) in enumerate(lowered.dispatches):
         for name in dispatch.tensors:

@@ -246,7 +246,7 @@ def _add_cpu_part(draft: Draft, part: list[Node]) -> None:
     needed = {draft.root(name) for name in (*reads_elsewhere, *graph.roots)}
     stored = [n for n in results if n not in draft.sharing.alias]
     writes = [n for n in stored if n in needed or draft.options.keep]
-    lowered.on_host.update(
+    lowered.unstored.update(
         n for n in results if draft.root(n) in stored and draft.root(n) not in writes
     )
     tensors = (*dict.fromkeys(reads), *writes)

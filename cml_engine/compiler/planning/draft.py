@@ -200,7 +200,7 @@ class Lowered:
     Only the stage that creates it fills it. ``scratch`` has the size in 32-bit words of each tensor
     that the graph does not have, ``packed`` the packed weights, ``parts`` the parts in which each
     bound tensor is bound. ``cpu_parts`` has the nodes that the CPU computes together, by the first
-    result of the first of them, and ``on_host`` their results that need no memory on the device.
+    result of the first of them. ``unstored`` are the results that need no memory on the device.
     """
 
     dispatches: list[Launch] = field(default_factory=list)
@@ -210,7 +210,7 @@ class Lowered:
     choices: list[Choice] = field(default_factory=list)
     chosen: dict[str, list[tuple[str, object]]] = field(default_factory=dict)
     cpu_parts: dict[str, list[Node]] = field(default_factory=dict)
-    on_host: set[str] = field(default_factory=set)
+    unstored: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)

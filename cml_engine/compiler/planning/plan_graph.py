@@ -19,6 +19,7 @@ from cml_engine.compiler.planning.decisions import NO_DECISIONS, Decisions, reso
 from cml_engine.compiler.planning.dispatches import lower_nodes
 from cml_engine.compiler.planning.draft import Draft, NodesRefused, PlanOptions, Sibling, Storage
 from cml_engine.compiler.planning.layouts import decide_layouts, without_taps
+from cml_engine.compiler.planning.shuffles import store_shuffles
 from cml_engine.compiler.planning.steps import make_steps, place_weights
 from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.ir.graph import Graph
@@ -33,6 +34,7 @@ PLAN_STAGES: tuple[tuple[str, Callable[[Draft], Draft], str], ...] = (
     ("layouts", decide_layouts, "stores feature maps in blocks of four channels or few bits"),
     ("sharing", share_memory, "lets a result use the memory of an operand, as a reshape does"),
     ("dispatches", lower_nodes, "chooses kernels, and turns operators into dispatches"),
+    ("shuffles", store_shuffles, "lets convolutions store what a pixel shuffle would move"),
     ("lifetimes", find_lifetimes, "finds the dispatches between which each tensor needs memory"),
     ("views", decide_views, "lets the parts of a concat or split lie in the whole"),
     ("arena", place_arena, "gives every tensor a place, and drops the copies of views"),

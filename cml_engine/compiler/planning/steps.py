@@ -68,7 +68,7 @@ def make_steps(draft: Draft) -> Draft:
     inputs = {name: _input_place(draft, name) for name in graph.inputs}
     variables = {name: _place_of(draft, name) for name, _ in graph.updates}
     results = (name for node in graph.nodes for name in node.outputs)
-    computed = {name: _place_of(draft, name) for name in results if name not in lowered.on_host}
+    computed = {name: _place_of(draft, name) for name in results if name not in lowered.unstored}
     outputs = {name: _place_of(draft, name) for name in graph.outputs}
     plan = Plan(
         name=graph.name,

@@ -64,6 +64,8 @@ def launch_product(
         **defines,
         **(form.defines if form else {}),
     }
+    if types.get("AHEAD") and conv.shape.out_channels % tile.rows == 0:
+        types["FULL"] = 1
     # eight numbers of the filter at once: plain and depthwise ones have fewer, and it may be empty
     has_blocks = types["T0_TYPE"] != "float" and not types.get("DEPTHWISE") and conv.in_blocks > 0
     by_eights = has_blocks and types["SHARE"]
