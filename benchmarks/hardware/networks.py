@@ -98,7 +98,7 @@ class NetworkEstimate:
 
 
 def _is_product(s: StepEstimate) -> bool:
-    is_operator = s.step.op in ("conv", "deconv", "matmul", "matmul_heads", "linear")
+    is_operator = s.step.op.partition("_")[0] in ("conv", "deconv", "matmul", "linear")
     is_transform = {"stage_is_input", "stage_is_output"} & s.step.defines.keys()
     multiplies = s.work.products > 0 and products_share(s.kernel) > 0
     return is_operator and not is_transform and multiplies

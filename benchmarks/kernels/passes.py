@@ -20,7 +20,7 @@ from tests.fixtures.graphs import BLOCKS
 
 #: left out one at a time, then all together
 PASSES = tuple(name for name in NAMES if name not in ("infer", "dead_code", "rules", "sweep"))
-#: blocks by size and channels, or by rows and columns
+#: blocks by size and channels, by rows and columns, or by batch, rows, heads and their columns
 SIZES = {
     "dense": (64, 32),
     "mobilenet": (56, 24),
@@ -32,6 +32,7 @@ SIZES = {
     "sum of products": (1024, 256),
     "gated slices": (64, 64),
     "stacked rows": (64, 1024),
+    "attention": (1, 128, 8, 32),
 }
 
 

@@ -21,6 +21,7 @@ from cml_engine.compiler.passes.fuse_elementwise import fuse_elementwise
 from cml_engine.compiler.passes.fuse_epilogues import fuse_epilogues
 from cml_engine.compiler.passes.group_normalization import normalize_groups
 from cml_engine.compiler.passes.infer import infer_facts
+from cml_engine.compiler.passes.join_products import join_products
 from cml_engine.compiler.passes.join_slices import join_slices
 from cml_engine.compiler.passes.kept_tensors import add_kept_tensors
 from cml_engine.compiler.passes.partition import group_cpu_operators
@@ -59,6 +60,7 @@ STAGES: tuple[tuple[str, Callable[[Graph], Graph], str], ...] = (
     ("raise", raise_elementwise, "before fusing, which looks at a producer's own readers"),
     ("fuse", fuse_epilogues, "it hides nodes that the passes before look for"),
     ("heads", store_heads, "after fusing, whose operands have the product's own columns"),
+    ("products", join_products, "after heads, which several results have alike"),
     ("chains", fuse_elementwise, "of the elementwise operators that no producer took"),
     ("sweep", eliminate_dead_code, "the constants and nodes that the passes before used up"),
     ("partition", group_cpu_operators, "the last that changes the order of the nodes"),
@@ -72,7 +74,9 @@ AS_WRITTEN = frozenset(NAMES) - {"infer", "fold"}
 
 
 #: stages that integer networks skip: they would move a rounding, or put floats in weights
-_FLOAT_STAGES = frozenset({"rules", "groups", "factors", "affine", "normalization", "rows"})
+_FLOAT_STAGES = frozenset(
+    {"rules", "groups", "factors", "affine", "normalization", "rows", "products"}
+)
 
 
 def optimize(graph: Graph, without: frozenset[str] = frozenset(), *, retain: bool = False) -> Graph:

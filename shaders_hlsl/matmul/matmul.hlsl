@@ -14,6 +14,7 @@
 // A sum that is too long for one dispatch continues in the next: `accumulate` starts from C.
 // SPLIT_HEADS, JOIN_HEADS: C is stored as attention reads it, [batch, head, m, n] of the columns, or
 // [batch, m, head, n] of the batch's last axis; `heads` is their number.
+// PARTS: the columns are 2 to 4 results of equal width, each with its heads: OUT, OUT1, OUT2, OUT3.
 
 #if defined(BIAS) || defined(EPI_STEPS)
 #define FINISHES
@@ -54,11 +55,21 @@ uint batch_offset(uint batch, bool left)
     return offset;
 }
 
-// The place of a result in C.
+#ifdef PARTS
+#define PART_COLUMNS (columns / PARTS)
+#define SPLIT_COLUMNS PART_COLUMNS
+#else
+#define SPLIT_COLUMNS columns
+#endif
+
+// The place of a result in C, or in its part of C.
 uint place_of(uint batch, uint m, uint n)
 {
+#ifdef PARTS
+    cml_divide_rest(n, PART_COLUMNS);
+#endif
 #if defined(SPLIT_HEADS)
-    uint of_head = columns / heads;
+    uint of_head = SPLIT_COLUMNS / heads;
     uint head = cml_divide_rest(n, of_head);
     return ((batch * heads + head) * rows + m) * of_head + n;
 #elif defined(JOIN_HEADS)
@@ -69,6 +80,36 @@ uint place_of(uint batch, uint m, uint n)
     return (batch * rows + m) * columns + n;
 #endif
 }
+
+// A result of column n at its place, written and read.
+#ifdef PARTS
+void store(uint n, uint at, float value)
+{
+    if (n < PART_COLUMNS) { OUT[at] = value; }
+    else if (PARTS == 2 || n < 2 * PART_COLUMNS) { OUT1[at] = value; }
+#if PARTS > 2
+    else if (PARTS == 3 || n < 3 * PART_COLUMNS) { OUT2[at] = value; }
+#endif
+#if PARTS > 3
+    else { OUT3[at] = value; }
+#endif
+}
+
+float stored(uint n, uint at)
+{
+#if PARTS > 3
+    if (n >= 3 * PART_COLUMNS) { return OUT3[at]; }
+#endif
+#if PARTS > 2
+    if (n >= 2 * PART_COLUMNS) { return OUT2[at]; }
+#endif
+    if (n >= PART_COLUMNS) { return OUT1[at]; }
+    return OUT[at];
+}
+#else
+#define store(n, at, value) OUT[at] = value
+#define stored(n, at) OUT[at]
+#endif
 
 // What the bias and the epilogue read of a channel: a column, or a row if ROW_CHANNELS.
 struct Channel {
@@ -151,8 +192,8 @@ CML_MAIN
         if (m < rows && n < columns) {
             uint at = place_of(batch, m, n);
             float sum = partial[made][0];
-            if (accumulate != 0) { sum += OUT[at]; }
-            OUT[at] = last != 0 ? finish(sum, channel_at(m, n), at) : sum;
+            if (accumulate != 0) { sum += stored(n, at); }
+            store(n, at, last != 0 ? finish(sum, channel_at(m, n), at) : sum);
         }
     }
 }
@@ -358,7 +399,7 @@ CML_MAIN
         CML_UNROLL(uint, j, COLS) {
             CML_UNROLL(uint, row, ROWS) {
                 uint n = min(n_of[j], columns - 1);
-                cml_sum[row * COLS + j] += OUT[place_of(batch, min(m0 + row, rows - 1), n)];
+                cml_sum[row * COLS + j] += stored(n, place_of(batch, min(m0 + row, rows - 1), n));
             }
         }
     }
@@ -368,7 +409,7 @@ CML_MAIN
                 if (row == 0 && LANE_ROWS == 1 || m0 + row < rows) {
                     uint at = place_of(batch, m0 + row, n_of[j]);
                     float sum = cml_sum[row * COLS + j];
-                    OUT[at] = last != 0 ? finish(sum, channels[OF_CHANNEL(row, j)], at) : sum;
+                    store(n_of[j], at, last != 0 ? finish(sum, channels[OF_CHANNEL(row, j)], at) : sum);
                 }
             }
         }
@@ -379,8 +420,8 @@ CML_MAIN
             if (m0 + row < rows && n_of[j] < columns) {
                 uint at = place_of(batch, m0 + row, n_of[j]);
                 float before = 0.0;
-                if (accumulate != 0) { before = OUT[at]; }
-                OUT[at] = cml_sum[row * COLS + j] + before;
+                if (accumulate != 0) { before = stored(n_of[j], at); }
+                store(n_of[j], at, cml_sum[row * COLS + j] + before);
             }
         }
     }
@@ -399,7 +440,7 @@ CML_MAIN
 #endif
         if (m < rows && n < columns) {
             uint at = place_of(batch, m, n);
-            OUT[at] = finish(OUT[at], channel_at(m, n), at);
+            store(n, at, finish(stored(n, at), channel_at(m, n), at));
         }
     }
 #endif

@@ -19,7 +19,7 @@ from tests.fixtures.operators import check_graph
 pytestmark = [pytest.mark.gpu, pytest.mark.long]
 #: kernels that take minutes to build: the declared cases alternate between the two types of device
 #: (test_operators.py runs the defaults on all cases)
-SLOW = ("conv", "deconv", "matmul", "matmul_heads", "linear")
+SLOW = ("conv", "deconv", "matmul", "matmul_heads", "matmul_parts", "linear")
 
 
 def graph_of(op, case):

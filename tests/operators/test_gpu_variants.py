@@ -29,7 +29,7 @@ pytestmark = pytest.mark.gpu
 
 OPS = (
     *("transpose", "slice", "tile", "concat", "nearest_upsample", "matmul", "linear"),
-    *("concat_windows", "matmul_heads", "standardize"),
+    *("concat_windows", "matmul_heads", "matmul_parts", "standardize"),
 )
 LARGER = {
     "transpose": [

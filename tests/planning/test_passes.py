@@ -669,8 +669,52 @@ def test_attention_needs_no_transposes():
     )
     changed = optimize(graph)
     moves = [op for op in operators(changed) if op != "reshape"]
-    assert moves == ["matmul_heads"] * 3 + ["matmul", "matmul_heads", "matmul"]
+    assert moves == ["matmul_parts", "matmul", "matmul_heads", "matmul"]
     agree(graph, changed, net.input())
+
+
+ADD = "add({}, random(1, 1, 12))"
+
+
+@pytest.mark.parametrize(
+    ("products", "parts"),
+    [
+        ([(12, ADD), (12, ADD, "mul({}, constant(0.3))"), (12,)], [3]),
+        ([(12,)] * 5, [4]),
+        ([(12,)] * 6, [4, 2]),
+        ([(12,), (8,), (8,)], [2]),
+        ([(12,), (12, "relu({})")], []),
+        ([(12,), (12, "mul({}, constant(0.3))", ADD)], []),
+        ([(12,), (12, "add({}, x)")], []),
+        ([(4,), (4,)], []),  # few columns are reduced alone, more are not
+    ],
+)
+def test_products_of_one_matrix_are_one(products, parts):
+    net = Net(1, 7, 12)
+    results = [projection(net, "x", *product) for product in products]
+    graph = net.graph(*results)
+    changed = optimize(graph)
+    assert [n.attrs["parts"] for n in changed.nodes if n.op == "matmul_parts"] == parts
+    agree(graph, changed, net.input())
+
+
+def test_products_that_are_not_alike_or_adjacent_stay():
+    net = Net(1, 7, 12)
+    y = projection(net, "x", 12)
+    graph = net.graph(y, projection(net, y, 12))
+    assert "matmul_parts" not in operators(optimize(graph))
+    net = Net(1, 7, 12)
+    y = projection(net, "x", 12)
+    graph = net.graph(net(f"softmax({y}, axes=[2])"), projection(net, "x", 12))
+    assert "matmul_parts" not in operators(optimize(graph))
+    net = Net(1, 7, 2000)  # which tiles add in different numbers of dispatches
+    graph = net.graph(projection(net, "x", 12), projection(net, "x", 12))
+    assert "matmul_parts" not in operators(optimize(graph))
+    net = Net(1, 7, 12)
+    y = net("reshape(x, shape=[1, 12, 7], axis_start=0, axis_count=-1)")
+    products = [net.op("matmul", "x", y, transposeA=False, transposeB=False) for _ in range(2)]
+    computed = net.graph(net("add({}, {})".format(*products)), *products)
+    assert "matmul_parts" not in operators(optimize(computed))
 
 
 def test_transposes_that_no_product_can_store_stay():

@@ -24,6 +24,7 @@ from cml_engine.ops.matmul.kernels.matmul import (
     KERNEL,
     lower_linear,
     lower_matmul,
+    lower_parts,
     takes_packed_weights,
 )
 
@@ -55,6 +56,13 @@ def _heads_infer(attrs: Attrs, a: Fact, b: Fact) -> Fact:
     if attrs.heads:
         return Fact("scalar", (*batch, attrs.heads, rows, columns // attrs.heads))
     return Fact("scalar", (*batch[:-1], rows, batch[-1] * columns))
+
+
+def _parts_infer(attrs: Attrs, a: Fact, b: Fact, bias: Fact, scale: Fact) -> list[Fact]:
+    *batch, rows, columns = _matmul_infer(attrs, a, b).shape
+    heads = [attrs.heads] if attrs.heads else []
+    width = columns // attrs.parts // max(attrs.heads, 1)
+    return [Fact("scalar", (*batch, *heads, rows, width))] * attrs.parts
 
 
 def _linear_infer(attrs: Attrs, x: Fact, weights: Fact, bias: Fact) -> Fact:
@@ -89,6 +97,15 @@ def _heads_cpu(attrs: Attrs, a: Array, b: Array) -> Array:
     return c.swapaxes(-2, -3).reshape(*batch, rows, heads * columns)
 
 
+def _parts_cpu(attrs: Attrs, a: Array, b: Array, bias: Array, scale: Array) -> list[Array]:
+    c = (_matmul_cpu(attrs, a, b) + bias) * scale
+    parts = np.split(c, attrs.parts, -1)
+    if not attrs.heads:
+        return parts
+    split = (*c.shape[:-1], attrs.heads, -1)
+    return [part.reshape(split).swapaxes(-2, -3) for part in parts]
+
+
 def _linear_cpu(attrs: Attrs, x: Array, weights: Array, bias: Array) -> Array:
     return np.asarray(multiply(x, weights.T) + bias.reshape(-1))
 
@@ -97,6 +114,11 @@ def _cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost
     a = inputs[0].shape
     inner = a[-2] if attrs.get("transposeA", False) else a[-1]
     flops = outputs[0].size * (2 * inner + len(inputs) - 2)
+    return Cost.moving(flops, inputs, outputs)
+
+
+def _parts_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
+    flops = sum(fact.size for fact in outputs) * 2 * (inputs[0].shape[-1] + 1)
     return Cost.moving(flops, inputs, outputs)
 
 
@@ -109,6 +131,13 @@ _PLAIN = _flip(False, False)
 
 def _inner_axis_of_b(attrs: Attrs, shape: tuple[int, ...]) -> int:
     return len(shape) - (1 if attrs["transposeB"] else 2)
+
+
+def _parts_case(a: tuple[int, ...], b: tuple[int, ...], parts: int, heads: int, note: str) -> Case:
+    is_flipped = a[-1] != b[-2]
+    columns = b[-2] if is_flipped else b[-1]
+    attrs = {**_flip(False, is_flipped), "parts": parts, "heads": heads}
+    return Case((a, b, (columns,), (columns,)), attrs, note)
 
 
 def _scaled_rows(attrs: Attrs, facts: Sequence[Fact], weights: Array, scale: Array) -> Array:
@@ -176,6 +205,29 @@ define(
             Case(((1, 1), (1, 1)), {**_PLAIN, "heads": 1}, "extents of one"),
             Case(((5, 0), (0, 6)), {**_PLAIN, "heads": 6}, "a sum of nothing is 0"),
             Case(((2, 0, 3), (2, 3, 4)), {**_PLAIN, "heads": 0}, "no rows"),
+        ],
+    )
+)
+# A pass puts it in the place of matmuls of one A by constants. The columns of (A B + bias) * scale
+# are `parts` results of equal width; each stores `heads` of its columns before its rows, if not 0.
+define(
+    OpSpec(
+        "matmul_parts",
+        infer=_parts_infer,
+        cpu=_parts_cpu,
+        kernel=replace(KERNEL, lower=lower_parts),
+        cost=_parts_cost,
+        tolerance=_SUMS,
+        traits=replace(_MATMUL_TRAITS, is_sum=False),
+        custom=True,
+        cases=[
+            _parts_case((1, 9, 20), (1, 20, 30), 2, 5, "heads"),
+            _parts_case((2, 7, 36), (1, 76, 36), 4, 0, "odd rows, B^T"),
+            _parts_case((9, 70), (70, 2), 2, 1, "columns of one"),
+            _parts_case((1, 600), (36, 600), 2, 3, "a row, vectors"),
+            _parts_case((1, 5, 3000), (1, 3000, 420), 3, 2, "in dispatches"),
+            _parts_case((5, 0), (0, 6), 2, 0, "a sum of nothing is the bias"),
+            _parts_case((0, 8), (8, 6), 2, 0, "no rows"),
         ],
     )
 )

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cml_engine.ir.block_weights import Blocks, weight_blocks
-from cml_engine.ir.graph import Array, AttrValue, Fact, Node
+from cml_engine.ir.graph import Array, AttrValue, Epilogue, Fact, Node
 from cml_engine.ir.layout import C4, C4H, HALF, VECTOR_TYPE
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.common.shapes import collapse, common_batch, contiguous_strides
@@ -142,10 +142,18 @@ PARAMS = (
 _REDUCE_GROUP, _SOFTWARE_REDUCE_GROUP = 64, 8
 #: shorter sums leave the lanes of a reducing workgroup without work
 _LONG_SUM = 64
+#: so few results with so long sums leave a device without threads, unless workgroups reduce
+_FEW_RESULTS, _MANY_PRODUCTS = 1024, 8 * _LONG_SUM
+#: every tile adds as many products in one dispatch, by _GROUP_FLOPS
+_LEAST_STEP = 1024
 #: the most results for which the tuner tries workgroups that reduce
 _MAX_REDUCED = 1 << 14
 #: the fewest rows of A that repay a copy of a computed B
 _LEAST_ROWS = 8
+#: results of one product; with A, B, bias and scale as many tensors as every device of WebGPU binds
+MAX_PARTS = 4
+#: a bias and a scale that change no bit of a sum
+NEUTRAL = (-0.0, 1.0)
 #: work of a workgroup, so that a slice of a frame can hold one: about 0.3 ms on llvmpipe
 _GROUP_FLOPS = 1 << 23
 
@@ -179,7 +187,8 @@ class MatrixProduct:
 
     With ``windows``, the columns of B overlap and are read in place; the rows are channels.
     ``blocks`` is the format of B if it is packed with few bits. ``heads`` of the columns are stored
-    before the rows, with 0 those of the last batch axis in the columns.
+    before the rows, with 0 those of the last batch axis in the columns. The columns are ``parts``
+    results of equal width, each with ``heads``.
     """
 
     op: Lowering
@@ -193,6 +202,7 @@ class MatrixProduct:
     windows: bool = False
     blocks: BlockFormat | None = None
     heads: int | None = None
+    parts: int = 1
 
     @property
     def results(self) -> int:
@@ -210,11 +220,75 @@ def takes_packed_weights(node: Node, facts: Mapping[str, Fact]) -> bool:
     return bool(shape) and shape[-1] % 4 == 0 and facts[node.outputs[0]].size > 0
 
 
+def adds_alike(rows: int, inner: int, columns: int) -> bool:
+    """Returns True if the rules add the products of a sum by constants in the same order for these
+    columns as for several times as many.
+
+    Longer sums continue in a later dispatch, sooner in a larger tile.
+    """
+    if inner > _LEAST_STEP or columns <= 4:
+        return False
+    return rows <= 4 or rows * columns > _FEW_RESULTS or inner < _MANY_PRODUCTS
+
+
 def lower_matmul(op: Lowering) -> Iterator[Dispatch]:
-    a, b = op.inputs
+    yield from _lower(_matmul(op, op.attrs.get("heads")))
+
+
+def lower_parts(op: Lowering) -> Iterator[Dispatch]:
+    """Yields one product of all parts, or one for each if the device is a software driver.
+
+    A launch costs little there, and a choice between the results at every store much.
+    """
+    parts, heads = op.attrs.parts, op.attrs.heads
+    if op.limits.software and all(op.constant(name) is not None for name in op.in_names[1:]):
+        for part in range(parts):
+            yield from _lower(_matmul(_lowering_of_part(op, part), heads or None))
+        return
+    product = _matmul(_with_epilogues(op), heads or 1)
+    yield from _lower(replace(product, parts=parts))
+
+
+def _lowering_of_part(op: Lowering, part: int) -> Lowering:
+    """Returns the lowering of a part of ``matmul_parts``, whose other operands are constants."""
+    facts, constants = dict(op.graph.facts), dict(op.graph.constants)
+    layouts = dict(op.layouts)
+
+    def slice_of(name: str, axis: int) -> str:
+        value = np.asarray(op.constant(name))
+        width = value.shape[axis] // op.attrs.parts
+        own = np.take(value, range(part * width, (part + 1) * width), axis)
+        if own.ndim == 1 and np.all(own == own[:1]):
+            own = own[:1]  # a parameter of the kernel
+        key = op.pack(f"{name}.part{part}", lambda: own)
+        facts[key], constants[key] = Fact("scalar", own.shape), own
+        layouts[key] = op.layout(name)
+        return key
+
+    x, weights, bias, scale = op.in_names
+    columns = -2 if op.attrs.transposeB else -1
+    names = (x, slice_of(weights, columns), slice_of(bias, -1), slice_of(scale, -1))
+    node = replace(op.node, inputs=names, outputs=op.out_names[part : part + 1])
+    graph = op.graph.with_(facts=facts, constants=constants)
+    return _with_epilogues(replace(op, graph=graph, layouts=layouts, node=node))
+
+
+def _with_epilogues(op: Lowering) -> Lowering:
+    """Returns the lowering of ``matmul_parts`` with bias and scale as epilogues, unless neutral."""
+    epilogues = []
+    for name, step, neutral in zip(op.in_names[2:], ("add", "mul"), NEUTRAL, strict=True):
+        value = op.constant(name)
+        if value is None or value.tobytes() != np.full_like(value, neutral).tobytes():
+            epilogues.append(Epilogue(step, (name,)))
+    node = replace(op.node, inputs=op.in_names[:2], epilogues=tuple(epilogues))
+    return replace(op, node=node)
+
+
+def _matmul(op: Lowering, heads: int | None) -> MatrixProduct:
+    a, b = op.inputs[:2]
     flip_a, flip_b = op.attrs.transposeA, op.attrs.transposeB
     batch = common_batch("matmul", a, b)
-    product = MatrixProduct(
+    return MatrixProduct(
         op,
         a=_matrix(op, 0, batch, k_last=not flip_a),
         b=_matrix(op, 1, batch, k_last=bool(flip_b)),
@@ -222,9 +296,8 @@ def lower_matmul(op: Lowering) -> Iterator[Dispatch]:
         rows=a.shape[-1] if flip_a else a.shape[-2],
         columns=b.shape[-2] if flip_b else b.shape[-1],
         inner=a.shape[-2] if flip_a else a.shape[-1],
-        heads=op.attrs.get("heads"),
+        heads=heads,
     )
-    yield from _lower(product)
 
 
 def lower_linear(op: Lowering) -> Iterator[Dispatch]:
@@ -313,7 +386,7 @@ def _key(p: MatrixProduct) -> str:
     """
     op = p.op
     rows, inner, columns = (about(x) for x in (p.rows, p.inner, p.columns))
-    parts = [f"{op.node.op.removesuffix('_heads')} ~{rows}x{inner} by {inner}x{columns}"]
+    parts = [f"{op.node.op.partition('_')[0]} ~{rows}x{inner} by {inner}x{columns}"]
     if (batch := prod(p.batch)) != 1:
         parts.append(f"~{about(batch)} times")
     parts.append(("A" if p.a.k_last else "A^T") + ("B^T" if p.b.k_last else "B"))
@@ -336,7 +409,7 @@ def _reduces(p: MatrixProduct) -> bool:
     by_rows = p.b.inner == 1 or p.op.constant(p.b.name) is not None
     if p.rows <= 4 or p.columns <= 4:
         return by_rows or p.columns <= 1024
-    return p.results <= 1024 and p.inner >= 8 * _LONG_SUM
+    return p.results <= _FEW_RESULTS and p.inner >= _MANY_PRODUCTS
 
 
 def _columns_last(p: MatrixProduct) -> tuple[MatrixProduct, list[Dispatch]]:
@@ -493,7 +566,8 @@ def _launches(
     op, tensors = p.op, [p.a.name, p.b.name] + ([p.bias] if p.bias else [])
     channels = p.rows if p.windows else p.columns
     epilogue = epilogue_of(op, len(tensors), channels=channels)
-    tensors += [*epilogue.tensors, op.out_names[0]]
+    first_result = len(tensors) + len(epilogue.tensors)
+    tensors += [*epilogue.tensors, *op.out_names]
     batch_defines, batch_params = _batch(p, widths)
     shared = {**_params(p, tiles, widths), **batch_params, **epilogue.params}
     shared |= p.blocks.params if p.blocks else {}
@@ -504,7 +578,8 @@ def _launches(
         **({"BIAS": 1} if p.bias else {}),
         **({"ROW_CHANNELS": 1} if p.windows else {}),
         **({} if p.heads is None else {"SPLIT_HEADS": 1} if p.heads else {"JOIN_HEADS": 1}),
-        "OUT": f"T{len(tensors) - 1}",
+        **({"PARTS": p.parts} if p.parts > 1 else {}),
+        **{f"OUT{i or ''}": f"T{first_result + i}" for i in range(p.parts)},
         **(p.blocks.defines if p.blocks else {}),
     }
     for begin in range(0, max(p.inner, 1), step):
@@ -513,6 +588,7 @@ def _launches(
         yield Dispatch(
             groups=prod(p.batch) * prod(tiles),
             tensors=tuple(tensors),
+            writes=p.parts,
             params={
                 **shared,
                 "k_begin": begin // k_unit,

@@ -1,0 +1,128 @@
+"""Joins products of one matrix by several constants, such as the queries, keys and values of
+attention, in one product with several results.
+
+Each was a launch, and too small to fill a card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from cml_engine.compiler.passes.cleanup import eliminate_dead_code
+from cml_engine.compiler.passes.infer import infer_node
+from cml_engine.ir.block_weights import weight_blocks
+from cml_engine.ir.construction import GraphRewriter
+from cml_engine.ir.graph import Array, Attrs, Graph, Node
+from cml_engine.ops.declaration.registry import is_builtin, lookup
+from cml_engine.ops.matmul.kernels.matmul import MAX_PARTS, NEUTRAL, adds_alike
+
+
+def join_products(graph: Graph) -> Graph:
+    """Returns the graph with adjacent products of one matrix by constants of one shape as one.
+
+    Each result is bit-identical: it is the same sum in the same order.
+    """
+    if not is_builtin("matmul", "add", "mul"):
+        return graph
+    groups = list(_groups(graph))
+    if not groups:
+        return graph
+    first = {group[0].node.outputs[0]: group for group in groups}
+    joined = {member.node.outputs[0] for group in groups for member in group}
+    rewriter = GraphRewriter(graph, infer_node)
+    for node in graph.nodes:
+        if group := first.get(node.outputs[0]):
+            _replace(rewriter, group)
+        elif node.outputs[0] not in joined:
+            rewriter.nodes.append(node)
+    return eliminate_dead_code(rewriter.finished())
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A product by constant weights; its result is that times ``scale``, plus ``bias`` before."""
+
+    node: Node
+    weights: Array
+    bias: Array
+    scale: Array
+
+    @property
+    def key(self) -> object:
+        """Equal for products that one operator can compute."""
+        return self.node.inputs[0], self.node.op, self.node.attrs, self.weights.shape
+
+
+def _groups(graph: Graph) -> Iterator[list[_Product]]:
+    """Yields runs of products that can be joined, with at most reshapes between them."""
+    run: list[_Product] = []
+    for node in graph.nodes:
+        product = _product(graph, node)
+        if product is None and lookup(node.op).alias:
+            continue
+        if run and (product is None or product.key != run[0].key or len(run) == MAX_PARTS):
+            if len(run) > 1:
+                yield run
+            run = []
+        if product is not None:
+            run.append(product)
+    if len(run) > 1:
+        yield run
+
+
+def _product(graph: Graph, node: Node) -> _Product | None:
+    """Returns a product by constants with at most a bias and then a scale per column, or None."""
+    if node.op not in ("matmul", "matmul_heads") or node.attrs["transposeA"]:
+        return None
+    if node.op == "matmul_heads" and not node.attrs["heads"]:
+        return None
+    weights = graph.constant(node.inputs[1])
+    if weights is None or weight_blocks(weights) is not None or prod(weights.shape[:-2]) != 1:
+        return None
+    columns = weights.shape[-2 if node.attrs["transposeB"] else -1]
+    rows, inner = graph.facts[node.inputs[0]].shape[-2:]
+    if not adds_alike(rows * prod(graph.facts[node.inputs[0]].shape[:-2]), inner, columns):
+        return None
+    operands = _operands(graph, node, columns)
+    return None if operands is None else _Product(node, weights, *operands)
+
+
+def _operands(graph: Graph, node: Node, columns: int) -> Sequence[Array] | None:
+    """Returns the bias and the scale of each column, or None if the epilogues are others."""
+    operands = [np.full(columns, neutral, np.float32) for neutral in NEUTRAL]
+    earlier = -1
+    for epilogue in node.epilogues:
+        index = ("add", "mul").index(epilogue.op) if epilogue.op in ("add", "mul") else -1
+        values = [graph.constant(name) for name in epilogue.inputs]
+        if index <= earlier or epilogue.own or len(values) != 1:
+            return None
+        (value,), earlier = values, index
+        if value is None or value.size not in (1, columns):
+            return None
+        operands[index] = np.array(np.broadcast_to(value.reshape(-1), (columns,)), np.float32)
+    return operands
+
+
+def _replace(rewriter: GraphRewriter, group: Sequence[_Product]) -> None:
+    """Adds the product that computes the results of a group."""
+    first = group[0].node
+    axis, name = -2 if first.attrs["transposeB"] else -1, first.outputs[0]
+    operands = (
+        rewriter.constant(f"{name}.weights", np.concatenate([p.weights for p in group], axis)),
+        rewriter.constant(f"{name}.bias", np.concatenate([p.bias for p in group])),
+        rewriter.constant(f"{name}.scale", np.concatenate([p.scale for p in group])),
+    )
+    attrs = Attrs(
+        transposeA=False,
+        transposeB=first.attrs["transposeB"],
+        parts=len(group),
+        heads=first.attrs.get("heads", 0),
+    )
+    results = tuple(product.node.outputs[0] for product in group)
+    rewriter.append(
+        Node("matmul_parts", (first.inputs[0], *operands), results, attrs, first.source)
+    )
