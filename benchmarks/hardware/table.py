@@ -163,9 +163,12 @@ def _networks() -> Iterator[tuple[str, tuple[str, ...], str, Graph]]:
             samples = [{"x": weights(1, c, 64, 64)} for _ in range(_SAMPLES)]
             graph, _ = cml.quantize(graph, samples, sixteen=[])
         yield prefix, variants, f"{op} {size}", graph
-    builder = cml.GraphBuilder("product")
-    x = builder.input("x", [256, 256])
-    yield "matmul ", ("tile",), "matmul", builder.graph(y=builder.matmul(x, weights(256, 256)))
+    for prefix in ("matmul ", "computed matmul "):
+        builder = cml.GraphBuilder("product")
+        x = builder.input("x", [256, 256])
+        is_computed = prefix.startswith("computed")
+        right: Any = builder.input("right", [256, 256]) if is_computed else weights(256, 256)
+        yield prefix, ("tile",), "matmul", builder.graph(y=builder.matmul(x, right))
     for kernel, op in (("reduce", "mean_reduce"), ("softmax", "softmax")):
         builder = cml.GraphBuilder(op)
         x = builder.input("x", [512, 240])

@@ -3,7 +3,8 @@
 // A thread holds ROWS x COLS sums in registers. The COLUMN_LANES lanes of a row of the workgroup read
 // the same rows of A, so an element of A is one broadcast read; neighbouring lanes read neighbouring
 // columns of B. Registers are reused enough that groupshared memory is not needed.
-// A_VECTOR reads four k of A at once, B_VECTOR four columns of B, B_INNER four k of B.
+// A_VECTOR reads four k of A at once, B_VECTOR four columns of B, B_INNER four k of B. B_TILES: B lies
+// by tiles of COLUMN_LANES columns, within them by four k; b_n leads from tile to tile.
 // SHARE: each of eight lanes reads some of the rows and passes them to the others, because a software
 // driver performs the reads of eight lanes one after the other, even of the same address. Four numbers
 // are two 64-bit integers if WIDE_INPUT (of A) or WIDE_FILTER (of B).
@@ -11,7 +12,8 @@
 // REDUCE serves few results with long sums: a workgroup computes ROWS x COLS results; its lanes add
 // up parts of the sum and combine them as a tree, always in the same order. Vectors run along k.
 //
-// A sum that is too long for one dispatch continues in the next: `accumulate` starts from C.
+// A sum that is too long for one dispatch continues in the next: `accumulate` starts from C. With
+// ONE_LAUNCH no sum is, and hardware's code has no branches for it.
 // SPLIT_HEADS, JOIN_HEADS: C is stored as attention reads it, [batch, head, m, n] of the columns, or
 // [batch, m, head, n] of the batch's last axis; `heads` is their number.
 // PARTS: the columns are 2 to 4 results of equal width, each with its heads: OUT, OUT1, OUT2, OUT3.
@@ -245,25 +247,40 @@ void multiply(float x[LOADS][STEP], float w[COLS], uint c, uint first_row, uint 
     }
 }
 
-// Loads A from `k` to `k + STEP - 1`.
-void load_a(uint k, out float x[LOADS][STEP])
+// Hardware's compilers add the constant distance of a step in the load instruction, if they know that
+// an index has so few bits.
+#define INDEX_BITS 0x7ffffffu
+
+// Loads A for the STEP of k that begins `s` steps after `k`; s is 0 unless AHEAD.
+void load_a(uint k, uint s, out float x[LOADS][STEP])
 {
     CML_UNROLL(uint, r, LOADS) {
-#ifdef A_VECTOR
+#if defined(A_VECTOR) && AHEAD
+        float4 four = LOADED(T0[((a_at[r] + k / 4) & INDEX_BITS) + s]);
+        CML_UNROLL(uint, c, 4) { x[r][c] = four[c]; }
+#elif defined(A_VECTOR)
         float4 four = LOADED(T0[a_at[r] + k / 4 * a_k]);
         CML_UNROLL(uint, c, 4) { x[r][c] = four[c]; }
 #else
-        CML_UNROLL(uint, c, STEP) { x[r][c] = T0[a_at[r] + (k + c) * a_k]; }
+        CML_UNROLL(uint, c, STEP) { x[r][c] = T0[a_at[r] + (k + s * STEP + c) * a_k]; }
 #endif
     }
 }
 
-// Loads B from `k` to `k + STEP - 1`.
-void load_b(uint k, out float w[STEP][COLS])
+// Loads B likewise.
+void load_b(uint k, uint s, out float w[STEP][COLS])
 {
-#ifdef B_INNER
+#ifdef B_TILES
+    float4 inner[COLS];
+    CML_UNROLL(uint, l, COLS) {
+        inner[l] = T1[((b_at[l] + k / 4 * COLUMN_LANES) & INDEX_BITS) + s * COLUMN_LANES];
+    }
+#elif defined(B_INNER)
     float4 inner[COLS];
     CML_UNROLL(uint, l, COLS) { inner[l] = B_READ(b_at[l] + k / 4 * b_k); }
+#endif
+#ifndef B_TILES
+    k += s * STEP;
 #endif
 #if defined(B_VECTOR) && defined(WEIGHT_BITS)
     float4 scale[COLS / 4];
@@ -299,13 +316,18 @@ static float next_b[AHEAD][STEP][COLS];
 // Loads B for the steps of a turn that begins at `k`, but none past `final`.
 void load_turn(uint k, uint final)
 {
-    CML_UNROLL(uint, i, AHEAD) { load_b(min(k + i * STEP, final), next_b[i]); }
+#if WHOLE_TURNS
+    k = min(k, final - (AHEAD - 1) * STEP);
+    CML_UNROLL(uint, i, AHEAD) { load_b(k, i, next_b[i]); }
+#else
+    CML_UNROLL(uint, i, AHEAD) { load_b(min(k + i * STEP, final), 0, next_b[i]); }
+#endif
 }
 
-void multiply_step(uint k, float w[STEP][COLS])
+void multiply_step(uint k, uint s, float w[STEP][COLS])
 {
     float x[LOADS][STEP];
-    load_a(k, x);
+    load_a(k, s, x);
     add_products(x, w);
 }
 
@@ -317,7 +339,7 @@ void add_turn(uint k, uint final)
             next_b[n / (STEP * COLS)][n / COLS % STEP][n % COLS];
     }
     load_turn(k + AHEAD * STEP, final);
-    CML_UNROLL(uint, i, AHEAD) { multiply_step(k + i * STEP, held[i]); }
+    CML_UNROLL(uint, i, AHEAD) { multiply_step(k, i, held[i]); }
 }
 
 // B is loaded a turn of AHEAD steps before it is multiplied, so a wave multiplies while it waits. The
@@ -336,7 +358,7 @@ void add_all(uint begin, uint end)
 #if !WHOLE_TURNS
         CML_UNROLL(uint, i, AHEAD - 1) {
             if (k < end) {
-                multiply_step(k, next_b[i]);
+                multiply_step(k, 0, next_b[i]);
                 k += STEP;
             }
         }
@@ -348,9 +370,9 @@ void add_all(uint begin, uint end)
 {
     for (uint k = begin; k < end; k += STEP) {
         float x[LOADS][STEP];
-        load_a(k, x);
+        load_a(k, 0, x);
         float w[STEP][COLS];
-        load_b(k, w);
+        load_b(k, 0, w);
         add_products(x, w);
     }
 }
@@ -383,7 +405,11 @@ CML_MAIN
         b_at[q / 4] = b + min(vector, b_vectors - 1);
 #else
         n_of[q] = (tile_n * COLS + q) * COLUMN_LANES + column;
+#ifdef B_TILES
+        b_at[q] = b + (tile_n * COLS + q) * b_n + column;
+#else
         b_at[q] = b + min(n_of[q], columns - 1) * b_n;
+#endif
 #endif
     }
     CML_UNROLL(uint, z, ROWS * COLS) { cml_sum[z] = 0.0; }
@@ -395,6 +421,10 @@ CML_MAIN
     CML_UNROLL(uint, c, CHANNELS) {
         channels[c] = channel_at(min(m0 + c, rows - 1), min(n_of[c % COLS], columns - 1));
     }
+#ifdef ONE_LAUNCH
+#define IS_LAST true
+#else
+#define IS_LAST last != 0
     if (accumulate != 0) {
         CML_UNROLL(uint, j, COLS) {
             CML_UNROLL(uint, row, ROWS) {
@@ -403,16 +433,29 @@ CML_MAIN
             }
         }
     }
+#endif
+#define STORE_ROWS(result) \
+    CML_UNROLL(uint, row, ROWS) { \
+        if (row == 0 && LANE_ROWS == 1 || m0 + row < rows) { \
+            uint at = place_of(batch, m0 + row, n_of[j]); \
+            float sum = cml_sum[row * COLS + j]; \
+            result[at] = IS_LAST ? finish(sum, channels[OF_CHANNEL(row, j)], at) : sum; \
+        } \
+    }
     CML_UNROLL(uint, j, COLS) {
-        if (n_of[j] < columns) {
-            CML_UNROLL(uint, row, ROWS) {
-                if (row == 0 && LANE_ROWS == 1 || m0 + row < rows) {
-                    uint at = place_of(batch, m0 + row, n_of[j]);
-                    float sum = cml_sum[row * COLS + j];
-                    store(n_of[j], at, last != 0 ? finish(sum, channels[OF_CHANNEL(row, j)], at) : sum);
-                }
-            }
-        }
+#ifdef PARTS
+        // around the rows, so that compilers find each result once
+        if (n_of[j] < PART_COLUMNS) { STORE_ROWS(OUT) }
+        else if (n_of[j] < 2 * PART_COLUMNS) { STORE_ROWS(OUT1) }
+#if PARTS > 2
+        else if (n_of[j] < 3 * PART_COLUMNS) { STORE_ROWS(OUT2) }
+#endif
+#if PARTS > 3
+        else if (n_of[j] < columns) { STORE_ROWS(OUT3) }
+#endif
+#else
+        if (n_of[j] < columns) { STORE_ROWS(OUT) }
+#endif
     }
 #else
     CML_UNROLL(uint, row, ROWS) {

@@ -112,7 +112,7 @@ def test_the_table_has_every_tile_that_the_rules_compare():
         for parts in conv_window._PARTS
         if (parts - 1) * r * c <= conv_window._MOST_SHARED
     ]
-    products = [f"matmul tile {t}" for t in tiles_for(Limits())]
+    products = [f"{kind}matmul tile {t}" for kind in ("", "computed ") for t in tiles_for(Limits())]
     transforms = [f"{n}winograd {end}" for n in ("", "half ") for end in ("input", "output")]
     lines = [
         f"{kernel} threads {t}"

@@ -117,18 +117,26 @@ def choose_tile(rows: int, columns: int, inner: int, batch: int, limits: Limits)
 
 
 def expected_time(
-    tile: MatmulTile, rows: int, columns: int, inner: int, batch: int, limits: Limits
+    tile: MatmulTile,
+    rows: int,
+    columns: int,
+    inner: int,
+    batch: int,
+    limits: Limits,
+    is_constant: bool = True,
 ) -> float:
     """Returns the expected time with a tile: in relative units, on hardware the modelled seconds.
 
-    It counts the results past the edges that are computed in vain, and the tile's speed.
+    It counts the results past the edges that are computed in vain, and the tile's speed. A constant
+    B is packed for the tile.
     """
     groups = batch * -(-rows // tile.height) * -(-columns // tile.width)
     if limits.software:
         return groups * tile.rows * tile.cols / tile.speed
     # four of k in each step; the first turn stands before the loop
     turns = [max(inner / (4 * steps_ahead(tile)) - 1, 0)]
-    return hardware_table().seconds(f"matmul tile {tile}", groups, turns)
+    kind = "matmul" if is_constant else "computed matmul"
+    return hardware_table().seconds(f"{kind} tile {tile}", groups, turns)
 
 
 PARAMS = (
@@ -435,12 +443,35 @@ def _columns_last(p: MatrixProduct) -> tuple[MatrixProduct, list[Dispatch]]:
     return replace(p, b=Matrix(name, 1, width, steps)), [*copy_regions(op, p.b.name, name, copy)]
 
 
+def _in_tiles(p: MatrixProduct, tile: MatmulTile) -> MatrixProduct:
+    """Returns the product with the constant B packed by tiles of ``tile.lanes`` columns.
+
+    A lane then reads four k of its column at once, and the next four at a constant distance.
+    """
+    value, (k, n) = np.asarray(p.op.constant(p.b.name)), (2, 1) if p.b.k_last else (1, 2)
+    tiles, lanes = -(-p.columns // tile.lanes), tile.lanes
+    shape = value.shape[:-2]
+    dims = ((prod(shape), 0, 1), (tiles, n, lanes), (p.inner // 4, k, 4), (lanes, n, 1), (4, k, 1))
+    source = value.reshape(-1, *value.shape[-2:])
+    name = p.op.pack(
+        f"{p.b.name}.tiles{lanes}{int(p.b.k_last)}", lambda: Packing(source, dims, value.dtype)
+    )
+    of_tile = p.inner * lanes
+    leading = contiguous_strides((*shape, tiles * of_tile))[: len(shape)]
+    steps = tuple(0 if e == 1 else s for e, s in zip(shape, leading, strict=True))
+    return replace(p, b=Matrix(name, of_tile, 4 * lanes, steps))
+
+
 def default_tile(p: MatrixProduct) -> MatmulTile:
     """Returns the tile with the least expected time, a copy of B included on hardware."""
 
+    limits, is_constant = p.op.limits, p.op.constant(p.b.name) is not None
+
     def time(tile: MatmulTile) -> float:
-        seconds = expected_time(tile, p.rows, p.columns, p.inner, prod(p.batch), p.op.limits)
-        is_counted = not p.op.limits.software and _is_copied(p, tile)
+        seconds = expected_time(
+            tile, p.rows, p.columns, p.inner, prod(p.batch), limits, is_constant
+        )
+        is_counted = not limits.software and _is_copied(p, tile)
         return seconds + is_counted * hardware_table().launch
 
     return min(_tiles_of(p), key=time)
@@ -489,7 +520,12 @@ def lower_tiles(p: MatrixProduct, tile: MatmulTile) -> Iterator[Dispatch]:
     by_fours = p.inner % 4 == 0
     if share and by_fours:
         p = _k_last(p)
+    is_packed = p.inner > 0 and not p.windows and p.op.constant(p.b.name) is not None
+    b_tiles = not p.op.limits.software and by_fours and tile.cols == 1 and is_packed
+    if b_tiles:
+        p = _in_tiles(p, tile)
     b_inner = (share or p.windows) and by_fours and p.b.vectors(p.b.inner, p.b.outer)
+    b_inner |= b_tiles
     if not (b_inner or p.windows) and (few_bits or not _reads_columns(p, tile)):
         p, copies = _columns_last(p)
         yield from copies
@@ -507,6 +543,7 @@ def lower_tiles(p: MatrixProduct, tile: MatmulTile) -> Iterator[Dispatch]:
         **({"A_VECTOR": 1, "T0_TYPE": "float4"} if a_vector else {}),
         **({"B_VECTOR": 1, "T1_TYPE": vector} if b_vector else {}),
         **({"B_INNER": 1, "T1_TYPE": vector} if b_inner else {}),
+        **({"B_TILES": 1} if b_tiles else {}),
     }
     if "SHARE" in defines and p.op.limits.int64:
         if a_vector:
@@ -579,6 +616,7 @@ def _launches(
         **({"ROW_CHANNELS": 1} if p.windows else {}),
         **({} if p.heads is None else {"SPLIT_HEADS": 1} if p.heads else {"JOIN_HEADS": 1}),
         **({"PARTS": p.parts} if p.parts > 1 else {}),
+        **({"ONE_LAUNCH": 1} if "AHEAD" in defines and p.inner <= step else {}),
         **{f"OUT{i or ''}": f"T{first_result + i}" for i in range(p.parts)},
         **(p.blocks.defines if p.blocks else {}),
     }
