@@ -2,6 +2,7 @@
 
 import json
 import random
+from statistics import mean, pstdev
 
 import pytest
 
@@ -68,6 +69,21 @@ def test_the_networks_own_hitches_limit_the_plan():
     risky = sum(plan > FRAME_MS - 8.0 - 3.5 for plan in plans[500:])
     assert risky <= 0.2 * 1000
     assert sum(plans[500:]) / 1000 > 0.8 * (FRAME_MS - 8.0 - 3.5)
+
+
+def test_a_longer_frame_leaves_more_for_its_excess():
+    """Plans of about 2 ms are often exceeded by 1 ms; one of 9 ms leaves twice as much for that."""
+    rest = learned(1200, lambda number, _: 1.5 if number % 10 == 7 else 0.5, lambda _: 13.0)
+    left = [FRAME_MS - 4.0 - 0.5 - runs(rest, 4.0, 0.5) for _ in range(40)]
+    assert sum(left) / len(left) > 1.7
+
+
+def test_plans_are_steady_while_hitches_come_at_random():
+    """The price follows the risk that is taken, not only the late frames that come of it."""
+    chance = random.Random(1)
+    rest = learned(1500, lambda *_: 0.5 + chance.expovariate(1 / 0.8))
+    plans = [runs(rest, 8.0, 0.5 + chance.expovariate(1 / 0.8)) for _ in range(1000)]
+    assert pstdev(plans) < 0.12 * mean(plans)
 
 
 def test_slow_first_part_scales_the_prediction_of_inference():
