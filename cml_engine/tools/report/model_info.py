@@ -13,6 +13,7 @@ from cml_engine.compiler.planning.layouts import layouts_for
 from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.cooked.load import Artifact
 from cml_engine.cooked.plan_section import CookedPlan
+from cml_engine.cooked.schema import F16
 from cml_engine.io.json_files import JsonObject
 from cml_engine.ir.block_weights import weight_blocks
 from cml_engine.ir.graph import Graph
@@ -245,6 +246,8 @@ class ProfileInfo:
     gflop: float
     gas: int
     needs: dict[str, int]
+    #: True if it needs a device with ``shader-f16``
+    half_arithmetic: bool
     layers: tuple[str, ...]
 
     @classmethod
@@ -260,18 +263,20 @@ class ProfileInfo:
             gflop=plan.cost.flops / 1e9,
             gas=cooked.gas,
             needs=asdict(cooked.needs),
+            half_arithmetic=any(kernel.flags & F16 for kernel in cooked.used),
             layers=tuple(str(step) for step in plan.steps),
         )
 
     def __str__(self) -> str:
         needs = self.needs
         lanes = f", subgroups of {needs['lanes']} lanes" if needs["lanes"] else ""
+        half = ", shader-f16" if self.half_arithmetic else ""
         return (
             f"  {self.profile:17s} {self.steps} steps of {self.kernels} kernels, "
             f"{self.gflop:.3f} GFLOP; arena {mib(self.arena_bytes)}, weights "
             f"{mib(self.weights_bytes + self.own_bytes)}; needs offsets of at most "
             f"{needs['storage_alignment']}, bindings of {mib(needs['binding_bytes'])}, "
-            f"{needs['bindings']} storage buffers{lanes}"
+            f"{needs['bindings']} storage buffers{lanes}{half}"
         )
 
 
