@@ -329,18 +329,9 @@ class Device:
             for i, buffer in enumerate([*buffers, *[storage] * tensors])
         ]
         group = self.device.create_bind_group(layout=pipeline.layout, entries=entries)
-        with self.compute_pass() as compute:
+        with submitted_pass(self.device) as compute:
             dispatch_recorder()(compute, [dispatch_of(pipeline.pipeline, group, 0, 0, 1)])
         wait(self.device)
-
-    @contextlib.contextmanager
-    def compute_pass(self, label: str = "") -> Iterator[wgpu.GPUComputePassEncoder]:
-        """A compute pass in an encoder of its own, which is submitted at the end of the block."""
-        encoder = self.device.create_command_encoder(label=label)
-        compute = encoder.begin_compute_pass(label=label)
-        yield compute
-        compute.end()
-        self.queue.submit([encoder.finish()])
 
     def shader(
         self,
@@ -433,6 +424,16 @@ class Device:
             layout = self.device.create_bind_group_layout(entries=entries)
             self._layouts[tensors, params_bytes] = layout
         return layout
+
+
+@contextlib.contextmanager
+def submitted_pass(device: wgpu.GPUDevice, label: str = "") -> Iterator[wgpu.GPUComputePassEncoder]:
+    """A compute pass in an encoder of its own, which is submitted at the end of the block."""
+    encoder = device.create_command_encoder(label=label)
+    compute = encoder.begin_compute_pass(label=label)
+    yield compute
+    compute.end()
+    device.queue.submit([encoder.finish()])
 
 
 def _reason(error: Exception) -> str:

@@ -606,7 +606,7 @@ def steps(graph, software):
 
 
 #: not the same operators in ONNX: normalizations by computed means, a stack
-WRITTEN_OUT = ("styled", "stacked rows", "layer_norm")
+WRITTEN_OUT = ("styled", "stacked rows", "layer_norm", "attention")
 
 
 @pytest.mark.parametrize("software", [True, False])

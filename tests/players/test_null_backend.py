@@ -29,12 +29,15 @@ def program():
 
 
 def products(are_chained):
-    """Returns a network of four products, each of the one before or all of the input."""
-    net = Net(4, 16)
+    """Returns a network of four products, each of the one before or all of the input.
+
+    No two have the same shape: products of one shape are one dispatch.
+    """
+    net, widths = Net(4, 16), (16, 20, 24, 28, 32)
     found = ["x"]
-    for _ in range(4):
+    for inner, columns in zip(widths, widths[1:], strict=False):
         of = found[-1] if are_chained else "x"
-        weights = net.random(16, 16)
+        weights = net.random(inner if are_chained else 16, columns)
         found.append(net.op("matmul", of, weights, transposeA=False, transposeB=False))
     return net.graph(found[-1]).with_(outputs=tuple(found[1:]))
 

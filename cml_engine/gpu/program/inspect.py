@@ -12,7 +12,7 @@ import numpy as np
 from cml_engine.compiler.plan import Binding, TensorPlace
 from cml_engine.cpu.cpu_program import Watch
 from cml_engine.errors import InputError
-from cml_engine.gpu.device import RANGE_SLOTS
+from cml_engine.gpu.device import RANGE_SLOTS, submitted_pass
 from cml_engine.gpu.memory.tensors import from_words
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
@@ -44,7 +44,7 @@ def _run_ranges(
                 program.run_on_cpu(step)
             continue
         while batch := list(islice(group, RANGE_SLOTS)):
-            with program.gpu.compute_pass() as compute:
+            with submitted_pass(program.gpu.device) as compute:
                 for part in batch:
                     program.encode_range(compute, *part)
 

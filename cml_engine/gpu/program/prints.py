@@ -12,7 +12,7 @@ import wgpu
 
 from cml_engine.compiler.plan import Plan, Step
 from cml_engine.errors import DeviceError
-from cml_engine.gpu.device import RANGE_SLOTS, Device
+from cml_engine.gpu.device import RANGE_SLOTS, Device, submitted_pass
 from cml_engine.gpu.memory.allocator import BufferRange
 from cml_engine.gpu.program.memory import TENSOR_USAGE
 from cml_engine.gpu.shaders.hlsl import ShaderKey, Variant, print_labels, printing
@@ -68,7 +68,7 @@ class Prints:
         """
         self._memory.write(bytes(4))
         count = -(-step.groups // RANGE_SLOTS)
-        with self._gpu.compute_pass(self._name) as compute:
+        with submitted_pass(self._gpu.device, self._name) as compute:
             for first in range(0, step.groups, count):
                 encode(compute, step.index, first, min(count, step.groups - first))
         data = self._gpu.queue.read_buffer(self._memory.buffer, self._memory.offset, NBYTES)

@@ -15,7 +15,7 @@ import wgpu
 from cml_engine.compiler.plan import Plan, Step, StepCost, TensorPlace
 from cml_engine.cpu.cpu_program import Watch
 from cml_engine.errors import InputError, OutOfGpuMemory
-from cml_engine.gpu.device import Device
+from cml_engine.gpu.device import Device, submitted_pass
 from cml_engine.gpu.frames.job_runs import JobRun
 from cml_engine.gpu.memory.allocator import Allocation
 from cml_engine.gpu.memory.tensors import from_words, to_words
@@ -468,7 +468,7 @@ class GpuProgram:
 
     def _submit(self, steps: Sequence[int]) -> None:
         if steps:
-            with self.gpu.compute_pass() as compute:
+            with submitted_pass(self.gpu.device) as compute:
                 self.encode_steps(compute, steps)
 
     def run_on_cpu(
