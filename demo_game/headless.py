@@ -43,6 +43,9 @@ RATE, SECONDS = 10, 8
 #: the film's width in pixels, and its number of colours, at most
 _WIDTH, _COLOURS = 400, 128
 MODES = ("off", "sliced", "layer", "unsliced")
+#: the share of a flight's frames from which the report says that they are late for guaranteed work:
+#: one late frame is told of for half a second
+_TOLD = 0.1
 
 
 @dataclass(frozen=True)
@@ -85,8 +88,8 @@ class HeadlessRun:
         self.samples: list[FrameSample] = []
         #: :attr:`RunReport.flight`
         self.rows: list[list[float]] = []
-        #: the last sentence about frames of the flight that were late for guaranteed work
-        self.guarantee = ""
+        #: for each frame beside which others were late for guaranteed work, a sentence about it
+        self.sentences: list[str] = []
         #: called about once a second with a line about the progress of loading
         self.progress: Callable[[str], object] = lambda line: None
         self.game.on_fit = lambda line: self.progress(line)
@@ -188,7 +191,8 @@ class HeadlessRun:
             self.samples.append(self._frame(self._pose(number)))
             self.rows.append(self._row(self.samples[-1]))
             scheduler = game.scheduler
-            self.guarantee = scheduler.controller.describe(scheduler.budget) or self.guarantee
+            if sentence := scheduler.controller.describe(scheduler.budget):
+                self.sentences.append(sentence)
             if options.clock == "real":
                 time.sleep(max(0.0, start + step - time.perf_counter()))
             if game.streaming.error:
@@ -415,7 +419,7 @@ def _report(
         late_frames=_late_frames(samples, settings.frame_ms),
         unexplained_share=_unexplained(samples, settings.frame_ms),
         notice=settings.fit.describe() if settings.fit is not None else "",
-        guarantee=flown.guarantee,
+        guarantee=flown.sentences[-1] if len(flown.sentences) > _TOLD * len(samples) else "",
         max_tiles=flown.game.max_tiles,
         view_km=flown.game.detail.view_m / 1e3,
         operators=_operators(flown.game),
