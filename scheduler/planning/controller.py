@@ -282,7 +282,8 @@ class _Frame:
     skipped: bool
     #: True if it runs guaranteed work
     forced: bool
-    #: the probability that it is late, before it ran; 0 if it runs no networks
+    #: the probability that it is late, before it ran; 0 if it runs no networks, or the host does
+    #: not report the elapsed time
     risk: float
     #: the controller's state before the frame: the owed work, and frames since the last baseline
     before: tuple[float, int]
@@ -453,7 +454,9 @@ class FrameController:
         expected = self.expected_ms if self._expected.is_known else None
         before = self._owed_ms, self._since_baseline
         forced = plan.forced and predicted_ms > 0
-        risk = self._share_late(plan.room_ms, predicted_ms) if predicted_ms else 0.0
+        risk = 0.0
+        if predicted_ms and self._reports_elapsed:
+            risk = self._share_late(plan.room_ms, predicted_ms)
         self._frames.append(
             _Frame(
                 number, predicted_ms, self._elapsed_ms, plan.room_ms, self._slow, expected,
