@@ -9,9 +9,10 @@ unsliced, and then measures a fixed budget, on each of:
 - beside a process that takes a core always, and one that takes it for 100 ms twice a second.
 
 The flight in slices is also repeated on a virtual clock (``tests/scheduler/budgets/flights.py``).
-The flights of a machine have the same picture and tiles, which the first one chooses. Run it with
-nothing else running. An asterisk says that frames in slices were late for the networks' guaranteed
-work, because the picture alone takes the frame's time.
+The flights of a machine have the same picture and tiles, which the first one chooses, and must make
+the same world; so must a flight of whole operators. Run it with nothing else running. An asterisk
+says that frames in slices were late for the networks' guaranteed work, because the picture alone
+takes the frame's time.
 """
 
 from __future__ import annotations
