@@ -26,7 +26,7 @@ class Control:
     """
 
     def __init__(self, gpu: Gpu, fma: bool, groups: int = 0) -> None:
-        self.gpu, self.groups = gpu, groups or (_FMA_GROUPS if fma else _COPY_VECTORS // _GROUP)
+        self.groups = groups or (_FMA_GROUPS if fma else _COPY_VECTORS // _GROUP)
         threads = self.groups * _GROUP
         self.flops = 2.0 * _PRODUCTS * _TURNS * threads if fma else 0.0
         self.nbytes = 0.0 if fma else 2.0 * _VECTOR_BYTES * threads
@@ -40,13 +40,13 @@ class Control:
         uniform, storage = wgpu.BufferUsage.UNIFORM, wgpu.BufferUsage.STORAGE
         data = np.full(4 * _COPY_VECTORS, 0.5, np.float32).tobytes()
         contents = [(slots, uniform), (params, uniform)]
-        contents += [(data, storage | wgpu.BufferUsage.COPY_SRC)] * 2
-        self._buffers: list[wgpu.GPUBuffer] = [
+        contents += [(data, storage)] * 2
+        buffers: list[wgpu.GPUBuffer] = [
             gpu.device.create_buffer_with_data(data=d, usage=u) for d, u in contents
         ]
         entries: list[dict[str, object]] = [
             {"binding": i, "resource": {"buffer": b, "offset": 0, "size": b.size}}
-            for i, b in enumerate(self._buffers)
+            for i, b in enumerate(buffers)
         ]
         layout = self._pipeline.layout
         self._bind_group = gpu.device.create_bind_group(layout=layout, entries=entries)
@@ -56,15 +56,6 @@ class Control:
         compute.set_pipeline(self._pipeline.pipeline)
         compute.set_bind_group(0, self._bind_group, [0])
         compute.dispatch_workgroups(self.groups)
-
-    def run(self) -> None:
-        """Submits the dispatch alone and waits for it."""
-        encoder = self.gpu.device.create_command_encoder()
-        compute = encoder.begin_compute_pass()
-        self.encode(compute)
-        compute.end()
-        self.gpu.queue.submit([encoder.finish()])
-        self.gpu.queue.read_buffer(self._buffers[3], 0, 16)
 
 
 class PeakMeter:

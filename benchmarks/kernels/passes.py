@@ -8,14 +8,14 @@ only the times within one row. A pass that changes nothing in a graph is not tim
 from __future__ import annotations
 
 import argparse
-import statistics
 from pathlib import Path
+from statistics import median
 
 import cml_engine as cml
-from benchmarks.interleaved import in_turns, ratio
 from cml_engine.compiler.optimize import NAMES
 from cml_engine.ir.graph import Graph
 from cml_engine.runtime.session import CompileOptions
+from cml_engine.testing import time_interleaved
 from tests.fixtures.graphs import BLOCKS
 
 #: left out one at a time, then all together
@@ -47,11 +47,10 @@ def compare(graph: Graph, gpu: cml.Gpu, without: frozenset[str], rounds: int) ->
     steps = [[(step.op, step.fused) for step in plan.steps] for plan in plans]
     if steps[0] == steps[1]:
         return None
-    timers = [session.timer() for session in sessions]
-    times = in_turns(dict(enumerate(timers)), rounds)
-    ms = [statistics.median(column) for column in times.values()]
+    times = time_interleaved(rounds, *(session.timer() for session in sessions))
+    ms = [median(column) for column in zip(*times, strict=True)]
     summaries = [f"{len(p.steps)} dispatches, arena {p.memory.peak / 1024:.0f} KB" for p in plans]
-    slowdown = ratio(times[1], times[0])
+    slowdown = median(without_ms / with_ms for with_ms, without_ms in times)
     return (
         f"with: {summaries[0]}, {ms[0]:.2f} ms; without: {summaries[1]}, {ms[1]:.2f} ms; "
         f"ratio {slowdown:.2f}"
