@@ -58,15 +58,15 @@ class Backend:
     def __init__(
         self, gpu: cml.Gpu, target_format: str, ground: palette.Colour, scale: float
     ) -> None:
-        self._gpu, self._format = gpu, target_format
-        self._ground = _linear(ground) if target_format.endswith("srgb") else ground
+        # without conversion: imgui blends encoded colours, and a copy leaves the bytes as they are
+        self._format = target_format.removesuffix("-srgb")
+        self._gpu, self._ground = gpu, ground
         stage = wgpu.ShaderStage
         self._layout = make_layout(
             gpu, (stage.VERTEX, UNIFORM), (stage.FRAGMENT, SAMPLER), (stage.FRAGMENT, COLOURS)
         )
-        defines = {"LINEAR": int(target_format.endswith("srgb"))}
-        target = {"format": target_format, "blend": _OVER}
-        self._pipeline = make_pipeline(gpu, _SHADER, defines, [self._layout], [_CORNERS], target)
+        target = {"format": self._format, "blend": _OVER}
+        self._pipeline = make_pipeline(gpu, _SHADER, {}, [self._layout], [_CORNERS], target)
         self._picture: wgpu.GPUTexture | None = None
         #: x, y, width and height in pixels of the windows in the picture
         self._rectangles: list[tuple[int, int, int, int]] = []
@@ -267,14 +267,6 @@ def _pixels_of(place: Rectangle, draw_data: imgui.ImDrawData) -> tuple[int, int,
     right = min(screen_width, math.ceil(scale * (x + width) - 0.5))
     bottom = min(screen_height, math.ceil(scale * (y + height) - 0.5))
     return (left, top, right - left, bottom - top) if right > left and bottom > top else None
-
-
-def _linear(colour: palette.Colour) -> palette.Colour:
-    """Returns a colour of sRGB in linear light, as a target that converts to sRGB takes it."""
-    red, green, blue = (
-        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]
-    )
-    return red, green, blue, colour[3]
 
 
 class _Growing:
