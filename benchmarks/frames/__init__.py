@@ -1,1 +1,1 @@
-"""Benchmarks of frames: the cost of networks, the machine's noise, slices, and a busy neighbour."""
+"""Benchmarks of frames: what networks cost their host."""

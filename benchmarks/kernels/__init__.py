@@ -1,1 +1,1 @@
-"""Benchmarks of single kernels against the device's peak rates."""
+"""Benchmarks of kernels beside those of another checkout, and of graph passes."""

@@ -1,7 +1,6 @@
 """Tests of a game's operators in integer networks: exact ones work, others are refused by name."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,14 +9,13 @@ import cml_engine as cml
 from cml_engine import ops
 from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
 from cml_engine.errors import OperatorError, RangeError
-from cml_engine.ops import load_file
 from cml_engine.runtime.node_check import check_bits, random_words
 from cml_engine.testing import check
 from tests.fixtures.graphs import Net
 from tests.fixtures.integer.networks import IntegerNet, line
+from tests.fixtures.pages import example
 from tests.integer.test_quantize import samples_of
 
-STEEPNESS = Path(__file__).resolve().parents[2] / "examples/steepness/steepness.py"
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("own_operators")]
 
 
@@ -40,7 +38,7 @@ def one(op="own", **how):
 
 
 def test_an_exact_operator_joins(gpu):
-    load_file(STEEPNESS)
+    exec(example("docs/custom_operators.md", "bounds="), {"cml": cml, "np": np})
     check("steepness", gpu)
     net = Net(1, 2, 5, 7)
     y = net.op("relu", net.op("mul", "x", net.constant(2.0)))

@@ -1,1 +1,0 @@
-"""A custom operator in an integer network: the steepness of a map, identical everywhere."""
