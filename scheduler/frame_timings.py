@@ -121,7 +121,7 @@ def _confirm_guesses(groups: Sequence[Sequence[tuple[StepCost, int]]], model: Co
     every run.
     """
     for step, count in (part for parts in groups for part in parts):
-        if not model.samples(step.key):
+        if not model.is_measured(step):
             model.learn([(step, count)], model.predict_ms(step, count))
 
 

@@ -622,7 +622,7 @@ def calibrate(model: CostModel, network: Network) -> None:
     already measured are left out.
     """
     for cost, ms in zip(network.step_costs(), network.load_times_ms, strict=False):
-        if model.samples(cost.key) == 0:
+        if not model.is_measured(cost):
             model.learn([(cost, cost.groups)], ms)
 
 

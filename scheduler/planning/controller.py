@@ -140,6 +140,8 @@ _WINDOW, _BASELINE = 1200, 128
 #: plans that are compared for a frame: equal parts of its room, and the least share of the target
 #: that is worth a frame's submit
 _PLANS, _LEAST_PLAN = 32, 1 / 32
+#: the least factor on an excess
+_LEAST_SIZE = math.sqrt(_LEAST_PLAN)
 #: until frames are known, an excess is assumed to be longer than this share of the target in one
 #: frame of e; the assumption counts as so many frames
 _ASSUMED_EXCESS, _ASSUMED_FRAMES = 0.1, 2.0
@@ -262,9 +264,10 @@ class _Recent:
 
     def share_above(self, ms: float, target_ms: float) -> float:
         """Returns the share of the times that are longer than ``ms``, for excesses of frames."""
-        longer = len(self._sorted) - bisect_right(self._sorted, ms)
-        assumed = math.exp(-max(0.0, ms) / (_ASSUMED_EXCESS * target_ms))
-        return (longer + _ASSUMED_FRAMES * assumed) / (len(self._sorted) + _ASSUMED_FRAMES)
+        known = len(self._sorted)
+        longer = known - bisect_right(self._sorted, ms)
+        assumed = math.exp(-ms / (_ASSUMED_EXCESS * target_ms)) if ms > 0 else 1.0
+        return (longer + _ASSUMED_FRAMES * assumed) / (known + _ASSUMED_FRAMES)
 
 
 @dataclass(slots=True)
@@ -352,7 +355,7 @@ class FrameController:
     @property
     def expected_ms(self) -> float:
         """The expected ms of the next frame beside the elapsed time and the prediction."""
-        return max(0.0, self._last_ms if self._is_delayed else self._expected.value)
+        return self._last_ms if self._is_delayed else self._expected.value
 
     @property
     def room_ms(self) -> float:
@@ -376,18 +379,20 @@ class FrameController:
 
     def _best_plan(self, room_ms: float) -> float:
         """Returns the plan with the largest difference of its work and the price of its risk."""
-        if not room_ms or self._is_delayed:
+        least_ms = _LEAST_PLAN * self._target_ms
+        if room_ms < least_ms or not room_ms or self._is_delayed:
             return 0.0
         price_ms = math.exp(self._log_price) * self._target_ms
         late_anyway = 0.0
         if not self._reports_elapsed:  # the frame may be late whatever runs
             late_anyway = self._share_late(room_ms, 0.0) * (1 - self._share_caused)
+        least_risk = self._share_late(room_ms, least_ms) - late_anyway
         best_ms = best_worth_ms = 0.0
         for part in range(_PLANS, 0, -1):
             plan_ms = room_ms * part / _PLANS
             # no smaller plan is worth more than this
-            most_ms = plan_ms + price_ms * late_anyway
-            if plan_ms < _LEAST_PLAN * self._target_ms or most_ms < best_worth_ms:
+            most_ms = plan_ms - price_ms * least_risk
+            if plan_ms < least_ms or most_ms <= 0 or most_ms < best_worth_ms:
                 break
             worth_ms = plan_ms - price_ms * (self._share_late(room_ms, plan_ms) - late_anyway)
             if worth_ms > 0 and worth_ms >= best_worth_ms:  # of equal ones the smallest
@@ -396,13 +401,13 @@ class FrameController:
 
     def _share_late(self, room_ms: float, plan_ms: float) -> float:
         """Returns the probability that a frame with this room and plan is late."""
-        size = self._size(self.expected_ms, plan_ms)
+        size = self._size(self.expected_ms + plan_ms)
         return self._excess.share_above((room_ms - plan_ms) / size, self._target_ms)
 
-    def _size(self, expected_ms: float, predicted_ms: float) -> float:
-        """Returns the factor on the excess of a frame of this length after the elapsed time."""
-        most = self._target_ms or 1.0
-        return math.sqrt(max(_LEAST_PLAN, (expected_ms + predicted_ms) / most))
+    def _size(self, ms: float) -> float:
+        """Returns the factor on the excess of a frame that takes ``ms`` after the elapsed time."""
+        share = ms / (self._target_ms or 1.0)
+        return math.sqrt(share) if share > _LEAST_PLAN else _LEAST_SIZE
 
     def _guaranteed_ms(self, room_ms: float) -> float:
         """Returns the owed work that the frame must do, late or not; 0 as long as it can wait.
@@ -502,7 +507,7 @@ class FrameController:
             self._reports_elapsed or frame.skipped
         )
         if is_telling and frame.expected_ms is not None and frame.room_ms:
-            size = self._size(frame.expected_ms, frame.predicted_ms)
+            size = self._size(frame.expected_ms + frame.predicted_ms)
             self._excess.add((beyond_ms - frame.expected_ms) / size)
         if frame.predicted_ms or not self._reports_elapsed:
             self._expect(max(0.0, beyond_ms))

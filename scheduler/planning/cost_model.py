@@ -193,14 +193,11 @@ class _Curve:
     sizes: dict[int, _Size] = field(default_factory=dict)
     #: the cached results of :meth:`predict`, by number of workgroups
     known: dict[int, float] = field(default_factory=dict)
+    #: the cached results of :meth:`confidence`, by number of workgroups
+    confidences: dict[int, tuple[int, bool]] = field(default_factory=dict)
     #: logarithms of the workgroups and ms of the sizes that count, both ascending
     _at: list[float] = field(default_factory=list)
     _log_ms: list[float] = field(default_factory=list)
-
-    @property
-    def samples(self) -> int:
-        """The number of measured times, of slices of any size."""
-        return sum(size.samples for size in self.sizes.values())
 
     def predict(self, count: int, launch_ms: float) -> float:
         """Returns the logarithm of the ms of ``count`` workgroups."""
@@ -237,18 +234,24 @@ class _Curve:
 
     def learn(self, count: int, ms: float) -> None:
         self.known.clear()
+        self.confidences.clear()
         self._at.clear()
         log_count = math.log(count)
         size = self.sizes.setdefault(bucket(count), _Size(log_count))
         size.learn(log_count, math.log(ms))
 
-    def is_settled(self, count: int) -> bool:
-        """Returns True if slices of about ``count`` workgroups were timed often enough."""
+    def confidence(self, count: int) -> tuple[int, bool]:
+        """Returns the value of :meth:`CostModel.confidence`."""
+        if len(self.confidences) >= _KEPT:
+            self.confidences.clear()
         near = bucket(count)
-        return any(
-            abs(number - near) <= _NEAR and size.samples >= SETTLED
-            for number, size in self.sizes.items()
+        size = self.sizes.get(near)
+        is_settled = any(
+            abs(number - near) <= _NEAR and other.samples >= SETTLED
+            for number, other in self.sizes.items()
         )
+        confidence = self.confidences[count] = (size.samples if size else 0, is_settled)
+        return confidence
 
 
 def bucket(count: int) -> int:
@@ -381,8 +384,21 @@ class CostModel:
 
     def is_settled(self, step: StepCost, count: int) -> bool:
         """Returns True if the step was timed often enough at about ``count`` workgroups."""
+        return self.confidence(step, count)[1]
+
+    def confidence(self, step: StepCost, count: int) -> tuple[int, bool]:
+        """Returns how often about ``count`` workgroups of the step were timed.
+
+        The flag is True if this, or the number of times of a similar count, is enough.
+        """
         curve = self._curves.get(step.key)
-        return curve is not None and curve.is_settled(count)
+        if curve is None:
+            return 0, False
+        return curve.confidences.get(count) or curve.confidence(count)
+
+    def is_measured(self, step: StepCost) -> bool:
+        """Returns True if any slice of the step was timed."""
+        return step.key in self._curves
 
     def _learn_step(self, step: StepCost, count: int, ms: float) -> None:
         curve = self._curves.pop(step.key, None)
@@ -418,16 +434,6 @@ class CostModel:
         1.3 means 30 % (clocks, heat, other programs). Every prediction includes it.
         """
         return math.exp(self._drift)
-
-    def samples(self, key: str, count: int | None = None) -> int:
-        """Returns the number of measurements of a step key, or of about ``count`` workgroups."""
-        curve = self._curves.get(key)
-        if curve is None:
-            return 0
-        if count is None:
-            return curve.samples
-        size = curve.sizes.get(bucket(count))
-        return size.samples if size else 0
 
     # --- as data
 

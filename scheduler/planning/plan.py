@@ -158,7 +158,7 @@ def _slices_of(
         alone = not before and not slices
         if left_ms <= (0.0 if alone else _MIN_SHARE * state.aim_ms):
             break
-        is_measured = state.costs.samples(cost.key) > 0
+        is_measured = state.costs.is_measured(cost)
         limit_ms = left_ms if is_measured else left_ms * _PROBE_SHARE
         count, slice_ms = _fit(state, cost, cost.groups - group, limit_ms, alone)
         if count == 0 or unsettled >= state.most_unsettled:
@@ -183,7 +183,7 @@ def planned_slice(
 ) -> PlannedSlice:
     """Returns a slice of a job's step with the state of its cost."""
     cost = job.costs[step]
-    samples, settled = state.costs.samples(cost.key, count), state.costs.is_settled(cost, count)
+    samples, settled = state.costs.confidence(cost, count)
     return PlannedSlice(job, step, cost, first, count, ms, samples, settled)
 
 

@@ -88,7 +88,7 @@ def forecast(
         frames * frame_ms / 1e3,
         outcome.percentile(0.99),
         outcome.over_share,
-        sum(model.samples(c.key) > 0 for c in costs),
+        sum(model.is_measured(c) for c in costs),
         len(costs),
         model.guess.source.partition(":")[0],
     )

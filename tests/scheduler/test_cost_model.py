@@ -67,7 +67,7 @@ def test_the_time_of_a_group_teaches_the_only_cost_that_is_not_known():
     assert model.predict_ms(new, 64) == pytest.approx(40.0, rel=0.1)
     for _ in range(30):  # too little of the group to be told from the error of the others
         model.learn([(known, 64), (small, 64)], 6.42 + 0.1)
-    assert not model.samples(small.key)
+    assert not model.is_measured(small)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2))])
@@ -131,10 +131,12 @@ def test_cached_predictions_equal_uncached_ones():
                 asked = [numbers.randint(1, 4096) for _ in range(4)]
                 for count in (*asked, 1, 64, 4096, *asked):
                     assert model.predict_ms(step, count) == fresh.predict_ms(step, count)
-                assert model.samples(step.key) == fresh.samples(step.key)
+                    assert model.confidence(step, count) == fresh.confidence(step, count)
     for count in range(1, 2000):  # more than the cache keeps
         model.predict_ms(steps[0], count)
-    assert len(model._curves["k0"].known) <= 256
+        model.confidence(steps[0], count)
+    curve = model._curves["k0"]
+    assert len(curve.known) <= 256 and len(curve.confidences) <= 256
 
 
 def test_the_table_survives_the_file(tmp_path):
@@ -145,7 +147,7 @@ def test_the_table_survives_the_file(tmp_path):
         assert again.predict_ms(step, count) == pytest.approx(
             model.predict_ms(step, count), rel=1e-6
         )
-    assert again.samples(step.key) == model.samples(step.key)
+    assert again.confidence(step, 64) == model.confidence(step, 64) == (10, True)
     assert again.guess == model.guess == CostModel.load(tmp_path / "none", guess=model.guess).guess
     with pytest.raises(ValueError, match="not a device's first guess"):
         FirstGuess.from_json({"flops_per_ms": 1})
@@ -162,7 +164,7 @@ def test_invalid_cost_file_is_ignored_with_a_warning(tmp_path):
             found = CostModel.load(file)
         for message in caught:
             assert f"'{file}' are ignored: " in str(message.message)
-            assert found.samples(step.key) == 0
+            assert not found.is_measured(step)
         refused += len(caught)
         for count in (1, 64):
             assert 0 <= found.predict_ms(step, count) < 1e15
@@ -172,10 +174,11 @@ def test_invalid_cost_file_is_ignored_with_a_warning(tmp_path):
 
 
 def test_missing_cost_file_is_accepted(tmp_path):
+    step = SimStep("conv k", 64, 0.1)
     for missing in (tmp_path / "no.json", tmp_path / "no" / "no.json"):
-        assert CostModel.load(missing).samples("conv k") == 0
+        assert not CostModel.load(missing).is_measured(step)
     (tmp_path / "file").write_text("")
-    assert CostModel.load(tmp_path / "file" / "no.json").samples("conv k") == 0
+    assert not CostModel.load(tmp_path / "file" / "no.json").is_measured(step)
 
 
 def test_a_file_without_end_is_not_read(tmp_path, monkeypatch):

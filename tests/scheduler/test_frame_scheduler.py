@@ -39,7 +39,7 @@ def test_timings_arrive_and_are_learned(timed_gpu, host, image):
     host.until(lambda: len(host.measured) >= 15)
     assert all(r.measured_ms >= 0 for r in host.measured)
     model = host.scheduler.cost_model
-    assert all(model.samples(c.key) > 0 for c in session.program.step_costs())
+    assert all(model.is_measured(c) for c in session.program.step_costs())
 
 
 def test_what_a_game_prints_names_the_network_and_what_it_waits_for(gpu, host, image):
