@@ -2,6 +2,8 @@
 
 ``python -m benchmarks.frames.cost`` computes tiles of the demo game behind a renderer, for which
 one network runs unsliced in each frame. ``--against FOLDER`` runs another checkout in turns.
+The cost of a frame is what this thread computes for the networks, and how much longer than
+predicted it waits for them: for the second submit, threads that wake, and timestamps.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
 
@@ -70,9 +73,10 @@ class Host:
             self.tiles.append(self.agents.submit(self.scheduler, name, 7, 1.0, 900.0))
 
     def frame(self) -> Row:
-        """Runs a frame; returns the number of slices, and the ms that this thread computes.
+        """Runs a frame; returns the ms that it takes beside its networks, and its slices.
 
-        The time of the processor is less disturbed by other programs than that of a clock.
+        Encoding, submit and end are times of this thread on the processor, which other programs
+        disturb less than those of a clock. The wait is a clock's, less the networks' predicted ms.
         """
         self.request()
         self.memory.sum()  # a game's own data takes the place of the scheduler's in the caches
@@ -89,16 +93,20 @@ class Host:
         times.append(time.thread_time())
         self.gpu.queue.submit([encoder.finish()])
         times.append(time.thread_time())
+        waiting = time.perf_counter()
         self.gpu.wait()
-        took_ms = 1e3 * (time.perf_counter() - start)
+        end = time.perf_counter()
+        took_ms, wait_ms = 1e3 * (end - start), 1e3 * (end - waiting) - report.predicted_ms
         times.append(time.thread_time())
         self.scheduler.end_frame()
         self.scheduler.frame_took(_ELAPSED_MS + took_ms)
         times.append(time.thread_time())
-        encode, submit, _, end = (1e3 * (b - a) for a, b in zip(times, times[1:], strict=False))
+        encode, submit, _, end_frame = (1e3 * (after - before) for before, after in pairwise(times))
+        computed_ms = encode + submit + end_frame
         return {
-            "encode": encode, "submit": submit, "end_frame": end,
-            "frame cost": encode + submit + end, "slices": len(report.slices),
+            "encode": encode, "submit": submit, "end_frame": end_frame, "computed": computed_ms,
+            "wait beyond prediction": wait_ms, "frame cost": computed_ms + wait_ms,
+            "predicted": report.predicted_ms, "slices": len(report.slices),
         }  # fmt: skip
 
     def turn(self, frames: int) -> Row:
@@ -142,7 +150,7 @@ def main() -> None:
         Worker(folder, Path(__file__), "--work") for folder in (options.against, HERE) if folder
     ]
     turns = [[worker.ask(options.frames) for worker in workers] for _ in range(options.turns)]
-    print(f"{workers[0].device}: CPU ms of a frame, medians of {options.turns} turns")
+    print(f"{workers[0].device}: ms of a frame, medians of {options.turns} turns")
     for part in turns[0][0]:
         columns = [median(row[part] for row in rows) for rows in zip(*turns, strict=True)]
         line = f"{part:20s} " + " ".join(f"{ms:8.3f}" for ms in columns)
