@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ import wgpu
 
 from cml_engine.errors import CmlError, DeviceError, InputError, ShaderCompileError
 from cml_engine.errors.arguments import check_flag, check_instance, check_text
+from cml_engine.gpu.driver_functions import has_ieee_functions
 from cml_engine.gpu.frames.job_runs import JobRuns
 from cml_engine.gpu.memory.allocator import Allocator
 from cml_engine.gpu.native import (
@@ -284,6 +286,11 @@ class Device:
     def pipelines_built(self) -> int:
         """The number of kernel variants that have been built on this device."""
         return self._pipelines.built
+
+    @cached_property
+    def has_ieee_functions(self) -> bool:
+        """True if exp and log of the driver are right for NaN, zero and negative numbers."""
+        return has_ieee_functions(self.device.adapter, self.name)
 
     def pipeline(self, key: Variant, make_uniforms: MakeUniforms) -> Pipeline:
         """Returns the compute pipeline of a kernel variant, built at its first use.

@@ -8,7 +8,6 @@ import pytest
 
 from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.ops.declaration.registry import is_registered, lookup
-from tests.operators.test_special_values import need_functions_of
 from tests.proofs.random_calls import samples
 from tests.reference.calls import OPERATORS, SampleCall
 from tests.reference.reach import check_reach, problems, reach
@@ -42,7 +41,6 @@ def test_a_wider_and_a_narrower_reach_are_noticed():
 
 @pytest.mark.parametrize("op", WITH_KERNELS)
 def test_a_nan_reaches_the_same_by_kernels(op, tmp_path, rng, gpu):
-    need_functions_of(op, gpu)
     with np.errstate(all="ignore"):
         for call in samples(op):
             check_reach(call, gpu, tmp_path, rng)

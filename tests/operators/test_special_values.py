@@ -4,8 +4,6 @@ Operators run alone, between other operators of one kernel, and after a conv or 
 (docs/design/nnef.md, "Special values").
 """
 
-import functools
-
 import numpy as np
 import pytest
 
@@ -16,7 +14,7 @@ from cml_engine.ops.declaration.spec import Case
 from cml_engine.ops.elementwise.elementwise_op import ELEMENTWISE
 from cml_engine.testing import case_graph
 from tests.fixtures.graphs import Net
-from tests.fixtures.operators import check_on_gpu, declare
+from tests.fixtures.operators import check_on_gpu
 
 pytestmark = pytest.mark.gpu
 
@@ -40,32 +38,6 @@ OPERATORS = [
     for name, spec in ELEMENTWISE.items()
     if set(spec.formula.types) <= {"scalar", "?"} and spec.formula.arity < 4 and not spec.custom
 ]
-
-
-#: operators whose special values are those of the driver's own exp and log
-BY_DRIVER = {"exp", "log", "log2", "sinh", "cosh", "sigmoid", "softmax"}
-PROBE = "void kernel(uint thread) { y[thread] = thread == 0 ? exp(x[0]) : log(x[thread]); }"
-
-
-@functools.cache
-def exp_of_nan_and_log_of_zero(gpu):
-    """Returns exp(NaN) and log(0) of the driver, without the engine's own functions."""
-    declare(PROBE, "probe")
-    try:
-        net = Net(2)
-        session = cml.Session(net.graph(net("probe(x)")), gpu)
-        return session.run({"x": np.array([np.nan, 0], np.float32)}).popitem()[1].tolist()
-    finally:
-        cml.ops.unregister("probe")
-
-
-def need_functions_of(op, gpu):
-    """Skips the test if an operator relies on a function of the driver that is wrong for NaN or
-    0."""
-    if op in BY_DRIVER:
-        exp_nan, log_zero = exp_of_nan_and_log_of_zero(gpu)
-        if not np.isnan(exp_nan) or log_zero != -np.inf:
-            pytest.skip(f"the driver's exp(NaN) is {exp_nan:g}, its log(0) is {log_zero:g}")
 
 
 def operands(count):
@@ -127,7 +99,6 @@ def surrounded(graph, inputs_by_name):
 
 @pytest.mark.parametrize("op", OPERATORS)
 def test_alone_and_between_others(op, gpu):
-    need_functions_of(op, gpu)
     arrays = operands(ELEMENTWISE[op].formula.arity)
     graph, inputs = graph_of(op, arrays)
     got, expected = (cml.Session(graph, on).run(inputs)["y0"] for on in (gpu, "cpu"))
@@ -201,7 +172,6 @@ def test_behind_another(producer, op, gpu):
     After a conv only one value is not finite in each run, since a NaN in a sum is in all four
     channels; there the CPU alone says what is right.
     """
-    need_functions_of(op, gpu)
     finite = np.isfinite(VALUES)
     runs = [VALUES] if producer == "matmul" else [VALUES[finite], *VALUES[~finite, None]]
     for number, x in enumerate(runs):
@@ -256,7 +226,6 @@ SOFTMAX = np.array(
 def test_softmax(length, inner, gpu):
     """A softmax of special values is right with all three kernels: by thread, by tree, in
     several steps."""
-    need_functions_of("softmax", gpu)
     x = np.zeros((len(SOFTMAX), length), np.float32)
     x[:, :2], x[:, 2:] = SOFTMAX[:, :2], SOFTMAX[:, 2:]
     x = np.repeat(x[..., None], inner, -1)

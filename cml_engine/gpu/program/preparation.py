@@ -30,7 +30,7 @@ from cml_engine.gpu.program.memory import (
     write_chunks,
 )
 from cml_engine.gpu.program.prints import Prints, printing_keys
-from cml_engine.gpu.shaders.hlsl import NO_VARIANT, Variant, step_params
+from cml_engine.gpu.shaders.hlsl import NO_VARIANT, Variant, guarded, step_params
 from cml_engine.ops.common.once import Once
 
 #: reports the stage of a compilation, the units of it that are done, and their total
@@ -167,6 +167,8 @@ class Preparation:
         self._width = gpu.limits.max_groups_per_dimension
         self._residency, self._constants = residency, constants
         self.keys = constants.step_keys(plan)
+        if not gpu.has_ieee_functions:
+            self.keys = [guarded(key) for key in self.keys]
         if gpu.dump_kernels is not None:
             from cml_engine.gpu.shaders.dump import dump_steps
 

@@ -146,6 +146,8 @@ class ShaderKey:
     content: str = ""
     #: True if CML_PRINT writes to a buffer, which counts as the last tensor
     prints: bool = False
+    #: True if exp and log check their operand, because the driver's are wrong for NaN or 0
+    guarded: bool = False
     #: the operators of the first step that uses the variant, for messages: ``conv+relu``
     operators: str = field(default="", compare=False)
 
@@ -234,6 +236,11 @@ def printing(key: ShaderKey) -> ShaderKey:
     return replace(key, tensors=key.tensors + 1, prints=True) if _names_print(key) else key
 
 
+def guarded(key: Variant) -> Variant:
+    """Returns the variant with a guarded exp and log; a cooked variant has no HLSL and stays."""
+    return replace(key, guarded=True) if isinstance(key, ShaderKey) else key
+
+
 def print_labels(key: ShaderKey) -> list[str]:
     """Returns the labels of the kernel's CML_PRINT calls; a label's index is its number."""
     return prints.labels_of(_source(key), key.path.parent)
@@ -248,6 +255,8 @@ def _prelude(key: ShaderKey) -> str:
     lines += [_PRELUDE, parse_params(key.params).hlsl()]
     if any(value in PACKED_TYPES for _, value in key.defines):
         lines.append('#include "packed4.hlsli"')
+    if key.guarded:
+        lines.append('#include "guarded.hlsli"')
     lines += [key.interface] if key.interface else _tensors(key)
     if _names_print(key):
         binding = FIRST_BINDING + key.tensors - 1
