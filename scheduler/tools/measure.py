@@ -110,9 +110,7 @@ class FramesReport:
             head,
             *(f"{name:28s} {p}   {p.tail:7.2f}" for name, p in rows),
             f"longest operator {self.longest_operator_ms:.3f} ms ({self.longest_operator})",
-            f"{self.frames} full frames of ours, {self.frames_over_budget} over budget "
-            f"({100 * self.frames_over_budget / max(1, self.frames):.2f} %), "
-            f"{100 * self.budget_used:.1f} % of the budget used, margin {self.margin:.2f}",
+            self._kept(),
             f"{self.jobs} runs of {self.frames_per_job:.1f} frames each, GPU time "
             f"{self.sliced_over_unsliced:.3f} of unsliced "
             f"({self.sliced_over_unsliced_best:.3f} at best), results "
@@ -122,6 +120,19 @@ class FramesReport:
             f"{self.encode_cpu_ms_per_frame:.3f} ms encoding",
         ]
         return "\n".join(lines)
+
+    def _kept(self) -> str:
+        """Returns a line about how the budget was kept and used."""
+        if not self.frames:
+            return (
+                f"no frame of ours was full: a whole run fits in {self.budget_ms:g} ms. "
+                "A smaller --budget-ms shows how a budget is kept"
+            )
+        return (
+            f"{self.frames} full frames of ours, {self.frames_over_budget} over budget "
+            f"({100 * self.frames_over_budget / self.frames:.2f} %), "
+            f"{100 * self.budget_used:.1f} % of the budget used, margin {self.margin:.2f}"
+        )
 
 
 class _Interleaved:
