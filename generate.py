@@ -22,9 +22,8 @@ from typing import Any
 from cml_engine.cooked import schema, wgsl
 from cml_engine.cooked.records import PackedRow
 from cml_engine.nnef.expansion.signatures import Param, Signature, operator_signatures
-from cml_engine.scheduler import frame
-from cml_engine.scheduler.planning import controller as back_off
-from cml_engine.scheduler.planning import cost_model, margin, plan, policy
+from cml_engine.scheduler import frame, frame_timings
+from cml_engine.scheduler.planning import controller, cost_model, plan, policy
 
 ROOT = Path(__file__).resolve().parent
 C_HEADER = ROOT / "players/c/src/format.h"
@@ -66,16 +65,16 @@ PLANNING: dict[str, float] = {
             "_LAST SETTLED _CHANGED _NEAR _KNOWN_ERROR _UNKNOWN_ERROR _MOST_ERROR _RATIOS "
             "_SHORTEST _GUESSED_SAMPLES _MOST_UNKNOWN _CLIP _USUAL _LITTLE _DRIFT_WEIGHT",
         ),
-        (margin, "_AIMED_SHARE _SMALL _ENOUGH WINDOW PRIOR"),
+        (controller, "_AIMED_SHARE _SMALL _ENOUGH _WINDOW _PRIOR"),
         (plan, "_MIN_SHARE _PROBE_SHARE"),
         (policy, "STARVED_MS CATCH_UP_MS STICKINESS_MS"),
         (frame, "_APART_EVERY"),
-        (back_off, "_LATE _GROWTH _DECAY _MOST_BACK_OFF _BELIEVED _SMOOTHED _LONGEST"),
+        (frame_timings, "_LATE _GROWTH _DECAY _MOST_BACK_OFF _BELIEVED _SMOOTHED LONGEST"),
     ),
     "TELLING_LAUNCHES": cost_model._TELLING,
-    "TELLING_SHARE": margin._TELLING,
-    "LEAST_AIM": margin.LEAST_SHARE,
-    "SKIP_EVERY": back_off._SKIP_EVERY,
+    "TELLING_SHARE": controller._TELLING,
+    "LEAST_AIM": controller._LEAST_SHARE,
+    "SKIP_EVERY": frame_timings._SKIP_EVERY,
 }
 
 

@@ -40,7 +40,7 @@ from cml_engine.scheduler.frame import (
     networks_ready,
     plan_and_start,
 )
-from cml_engine.scheduler.frame_timings import FrameTimings
+from cml_engine.scheduler.frame_timings import BackOff, FrameTimings
 from cml_engine.scheduler.jobs.job import Job
 from cml_engine.scheduler.jobs.lifecycle import (
     Admission,
@@ -51,13 +51,12 @@ from cml_engine.scheduler.jobs.lifecycle import (
     one_line,
 )
 from cml_engine.scheduler.planning.controller import (
-    BackOff,
     BudgetController,
     FixedBudget,
     SpareBudget,
+    TailMargin,
 )
 from cml_engine.scheduler.planning.cost_model import CostModel, FirstGuess
-from cml_engine.scheduler.planning.margin import TailMargin
 from cml_engine.scheduler.planning.plan import FrameInputs, Planner, plan_frame
 from cml_engine.scheduler.planning.policy import Policy, least_laxity
 from cml_engine.scheduler.recording import Recorder, Recording

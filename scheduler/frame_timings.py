@@ -1,4 +1,4 @@
-"""Teaches the measured times of frames to the cost model."""
+"""Teaches the measured times of frames to the cost model, and their intervals to a back-off."""
 
 from __future__ import annotations
 
@@ -7,9 +7,91 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from cml_engine.compiler.plan import StepCost, Timing
-from cml_engine.scheduler.planning.controller import BackOff
 from cml_engine.scheduler.planning.cost_model import CostModel, FirstGuess
 from cml_engine.scheduler.reports import FrameReport, GroupTime
+
+#: a frame longer than usual by this factor is late, not just jitter
+_LATE = 1.15
+#: the factor of the back-off for a late frame, its decay per frame in time, its limit
+_GROWTH, _DECAY, _MOST_BACK_OFF = 1.25, 0.99, 16.0
+#: weights of a new value: of the host's own frame time, and of an interval
+_BELIEVED, _SMOOTHED = 0.25, 0.1
+#: while frames are late, two frames in this number run no networks, to see if they are the cause
+_SKIP_EVERY = 48
+#: limit of an interval, in frames: a loading screen is not a frame
+LONGEST = 60
+
+
+@dataclass(slots=True)
+class BackOff:
+    """A divisor of the budget that grows while the host's frames are late.
+
+    While frames take longer than ``frame_ms``, the networks get less, down to a sixteenth. If that
+    does not help, the host itself is slow, and its frames are compared with its own usual interval
+    from then on. Frames without networks show this at once, so a late frame is sometimes followed
+    by two of them (:attr:`skip_due`).
+    """
+
+    frame_ms: float
+    #: the divisor of the budget, at least 1
+    factor: float = 1.0
+    #: the interval of a frame that is not late; the target at first
+    usual_ms: float = 0.0
+    #: when the last frame ended
+    ended_ms: float | None = None
+    #: the smoothed time from the end of one frame to the end of the next
+    interval_ms: float = 0.0
+    intervals: int = 0
+    #: True if the next frame should run no networks, to see if the host alone is late
+    skip_due: bool = False
+    #: frames in a row without networks, and frames since the last of them
+    without: int = 0
+    since_skip: int = _SKIP_EVERY
+
+    def __post_init__(self) -> None:
+        self.usual_ms = self.usual_ms or self.frame_ms
+        self.interval_ms = self.interval_ms or self.frame_ms
+
+    def frame_ended(self, now_ms: float) -> float | None:
+        """Records the end of a frame; returns the milliseconds since the end of the frame before.
+
+        Returns None for the first frame. A very long interval is cut off.
+        """
+        before, self.ended_ms = self.ended_ms, now_ms
+        if before is None:
+            return None
+        interval = min(now_ms - before, LONGEST * self.frame_ms)
+        self.intervals += 1
+        self.interval_ms += max(_SMOOTHED, 1 / self.intervals) * (interval - self.interval_ms)
+        return interval
+
+    def judge(self, interval: float, ran: bool) -> bool:
+        """Updates :attr:`factor` after a frame of ``interval`` ms; returns True if it was late.
+
+        ``ran`` is True if the frame ran networks. Frames without them show the usual frame time.
+        """
+        late = interval > _LATE * self.usual_ms
+        self.without = 0 if ran else self.without + 1
+        self.since_skip += 1
+        if self.without == 1:  # the device may have been at the frame before
+            self._learn_usual(interval, _BELIEVED)
+        elif self.without:
+            self._learn_usual(interval, 1.0 if self.without == 2 else _BELIEVED)
+            self.skip_due, self.since_skip = False, 0
+        elif late and self.factor == _MOST_BACK_OFF:
+            self._learn_usual(interval, _BELIEVED)
+        elif interval < self.usual_ms:
+            self._learn_usual(interval, _SMOOTHED)
+        if late and ran and self.since_skip > _SKIP_EVERY:
+            self.skip_due = True
+        elif late and ran:
+            self.factor = min(_MOST_BACK_OFF, self.factor * _GROWTH)
+        else:
+            self.factor = 1 + (self.factor - 1) * _DECAY ** (interval / self.frame_ms)
+        return late
+
+    def _learn_usual(self, interval: float, weight: float) -> None:
+        self.usual_ms += weight * (max(interval, self.frame_ms) - self.usual_ms)
 
 
 @dataclass(slots=True)

@@ -9,13 +9,13 @@ frames that it makes late. A frame takes::
 time beside the prediction (the cost of having networks in a frame at all), ``predicted`` is the
 plan, and ``excess`` is the rest. With ``room = target - elapsed - expected``, a plan makes the
 frame late if ``excess > room - predicted``; how often that happens is known from the last frames.
-An excess grows with the square root of ``expected + predicted``, as in ``margin.py``. Each frame
-gets the plan with the largest ``predicted - price * late``. The ``price`` is the work that a late
-frame must be worth: it rises with the risk of each plan and with each frame that is late because
-of the networks, and falls in all others, so that the share of late frames settles at the host's
-``over_share``. A frame
-in which no plan is worth its price runs no networks; that makes fewer, fuller frames where having
-networks is expensive. Work that must be done in any case (``least_ms``) does not ask for the price.
+An excess grows with the square root of ``expected + predicted``, as that of a fixed budget. Each
+frame gets the plan with the largest ``predicted - price * late``. The ``price`` is the work that a
+late frame must be worth: it rises with the risk of each plan and with each frame that is late
+because of the networks, and falls in all others, so that the share of late frames settles at the
+host's ``over_share``. A frame in which no plan is worth its price runs no networks; that makes
+fewer, fuller frames where having networks is expensive. Work that must be done in any case
+(``least_ms``) does not ask for the price.
 
 Only the signal differs:
 
@@ -30,8 +30,8 @@ wall clock, any of these    as above        as above  as above    on time or lat
 ==========================  ==============  ========  ==========  ==============================
 
 A fixed budget needs no price: its plan is the largest that is kept in all but ``over_share`` of the
-frames (``margin.py``). The last row needs an estimator of its own, :class:`BackOff`: a
-display hides how long a frame took within its interval, and a distribution of a hidden value
+frames (:class:`TailMargin`). The last row needs an estimator of its own, ``BackOff``: a display
+hides how long a frame took within its interval, and a distribution of a hidden value
 cannot be learned.
 """
 
@@ -40,96 +40,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cml_engine.scheduler.clock import check_number, is_ms
 from cml_engine.scheduler.executor import WALL_CLOCK, Executor
-from cml_engine.scheduler.planning.margin import TailMargin
+from cml_engine.scheduler.frame_timings import LONGEST
 from cml_engine.scheduler.reports import FrameReport
-
-#: a frame longer than usual by this factor is late, not just jitter
-_LATE = 1.15
-#: the factor of the back-off for a late frame, its decay per frame in time, its limit
-_GROWTH, _DECAY, _MOST_BACK_OFF = 1.25, 0.99, 16.0
-#: weights of a new value: of the host's own frame time, and of an interval
-_BELIEVED, _SMOOTHED = 0.25, 0.1
-#: while frames are late, two frames in this number run no networks, to see if they are the cause
-_SKIP_EVERY = 48
-#: limit of an interval, in frames: a loading screen is not a frame
-_LONGEST = 60
-
-
-@dataclass(slots=True)
-class BackOff:
-    """A divisor of the budget that grows while the host's frames are late.
-
-    While frames take longer than ``frame_ms``, the networks get less, down to a sixteenth. If that
-    does not help, the host itself is slow, and its frames are compared with its own usual interval
-    from then on. Frames without networks show this at once, so a late frame is sometimes followed
-    by two of them (:attr:`skip_due`).
-    """
-
-    frame_ms: float
-    #: the divisor of the budget, at least 1
-    factor: float = 1.0
-    #: the interval of a frame that is not late; the target at first
-    usual_ms: float = 0.0
-    #: when the last frame ended
-    ended_ms: float | None = None
-    #: the smoothed time from the end of one frame to the end of the next
-    interval_ms: float = 0.0
-    intervals: int = 0
-    #: True if the next frame should run no networks, to see if the host alone is late
-    skip_due: bool = False
-    #: frames in a row without networks, and frames since the last of them
-    without: int = 0
-    since_skip: int = _SKIP_EVERY
-
-    def __post_init__(self) -> None:
-        self.usual_ms = self.usual_ms or self.frame_ms
-        self.interval_ms = self.interval_ms or self.frame_ms
-
-    def frame_ended(self, now_ms: float) -> float | None:
-        """Records the end of a frame; returns the milliseconds since the end of the frame before.
-
-        Returns None for the first frame. A very long interval is cut off.
-        """
-        before, self.ended_ms = self.ended_ms, now_ms
-        if before is None:
-            return None
-        interval = min(now_ms - before, _LONGEST * self.frame_ms)
-        self.intervals += 1
-        self.interval_ms += max(_SMOOTHED, 1 / self.intervals) * (interval - self.interval_ms)
-        return interval
-
-    def judge(self, interval: float, ran: bool) -> bool:
-        """Updates :attr:`factor` after a frame of ``interval`` ms; returns True if it was late.
-
-        ``ran`` is True if the frame ran networks. Frames without them show the usual frame time.
-        """
-        late = interval > _LATE * self.usual_ms
-        self.without = 0 if ran else self.without + 1
-        self.since_skip += 1
-        if self.without == 1:  # the device may have been at the frame before
-            self._learn_usual(interval, _BELIEVED)
-        elif self.without:
-            self._learn_usual(interval, 1.0 if self.without == 2 else _BELIEVED)
-            self.skip_due, self.since_skip = False, 0
-        elif late and self.factor == _MOST_BACK_OFF:
-            self._learn_usual(interval, _BELIEVED)
-        elif interval < self.usual_ms:
-            self._learn_usual(interval, _SMOOTHED)
-        if late and ran and self.since_skip > _SKIP_EVERY:
-            self.skip_due = True
-        elif late and ran:
-            self.factor = min(_MOST_BACK_OFF, self.factor * _GROWTH)
-        else:
-            self.factor = 1 + (self.factor - 1) * _DECAY ** (interval / self.frame_ms)
-        return late
-
-    def _learn_usual(self, interval: float, weight: float) -> None:
-        self.usual_ms += weight * (max(interval, self.frame_ms) - self.usual_ms)
-
 
 #: one frame in this number is timed if timing is expensive and the costs are settled
 _TIMED_EVERY = 8
@@ -151,7 +68,7 @@ _PRICE, _LEAST_PRICE, _MOST_PRICE = 2.0, 0.05, 100.0
 #: is steady, and half what comes of it, which corrects it; the risk is a little underestimated, so
 #: the price settles at this part of the share
 _RISK_WEIGHT, _AIMED_PART = 0.5, 0.85
-#: a frame whose prediction is below this share of its room says nothing about the excess
+#: a frame whose prediction is below this share of its plan or room says nothing about the excess
 _TELLING = 0.25
 #: a delay of more than this share of the frame's room is expected in the next frame too
 _DELAYED = 0.3
@@ -166,6 +83,106 @@ _PLAN_WEIGHT = 0.05
 _AVERAGED_MS, _OVERDUE_MS = 1000.0, 250.0
 #: the share of frames late for guaranteed work from which a sentence says so
 _TOLD = 0.01
+#: the share of the allowed frames over budget that the margin aims at: the quantile is an estimate
+_AIMED_SHARE = 0.8
+#: the least plan as a share of the budget: a frame over budget with less work is not late because
+#: of that work
+_LEAST_SHARE = 0.125
+#: a frame smaller than this share of its budget counts as one of this size, because its excess is
+#: not expected to grow with the size of the next frame
+_SMALL = 0.25
+#: frames that must have been seen before their spread is trusted
+_ENOUGH = 8
+#: the divisor of a budget until enough frames are known
+_PRIOR = 1.3
+
+
+class TailMargin:
+    """Computes how much to plan so that at most ``share`` of the frames exceed their budget.
+
+    The excess over a prediction grows with the frame if the device is slower for a while, and
+    does not if another program takes its cores for a moment. A frame does not show which it was,
+    so the excess is scaled by the square root of the frame's size. This settles in both cases: a
+    proportional margin would shrink the frames after a disturbance of fixed length, which would
+    then be a larger multiple of them.
+
+    Parameters
+    ----------
+    share : the share of frames that may go over.
+    frames : earlier :attr:`frames` to begin with.
+    """
+
+    def __init__(
+        self, share: float = 0.01, frames: Iterable[tuple[float, float, bool]] = ()
+    ) -> None:
+        self.share, self._aimed = share, _AIMED_SHARE * share
+        self._recent: deque[tuple[float, float, bool]] = deque(maxlen=_WINDOW)
+        self._sorted: list[float] = []
+        for frame in frames:
+            self._remember(*frame)
+
+    @property
+    def frames(self) -> list[tuple[float, float, bool]]:
+        """The recent frames, oldest first: predicted and measured milliseconds, and a flag.
+
+        The flag is True if the frame would have been over its budget with any plan.
+        """
+        return list(self._recent)
+
+    def aim_ms(self, budget_ms: float) -> float:
+        """Returns the milliseconds of slices to plan for a frame, at least 1/8 of the budget.
+
+        This is the root of ``aim + x sqrt(aim) = budget`` for a high quantile ``x`` of the
+        excess over the square root of the prediction.
+        """
+        if len(self._sorted) < _ENOUGH:
+            return budget_ms / _PRIOR
+        half = 0.5 * max(0.0, self._quantile())
+        return max((math.sqrt(half * half + budget_ms) - half) ** 2, _LEAST_SHARE * budget_ms)
+
+    def _quantile(self) -> float:
+        count = len(self._sorted)
+        rank = math.ceil((1 - self._aimed) * (count + 1)) - 1
+        if rank < count:
+            return self._sorted[rank]
+        # too few frames to have seen the tail: extrapolate beyond the worst one
+        median = self._sorted[count // 2]
+        extrapolation = 0.5 * (self._sorted[-1] - median) * (1 - count * self._aimed)
+        return self._sorted[-1] + max(0.0, extrapolation)
+
+    def learn_frame(self, report: FrameReport) -> None:
+        """Learns from a measured frame, if its budget limited it and its costs were settled.
+
+        A wrong first guess does not mean that the device is noisy, and a frame that was not planned
+        says nothing about how well plans are met.
+        """
+        is_settled = report.planned and all(part.settled for part in report.slices)
+        if is_settled and report.predicted_ms > _TELLING * report.aim_ms:
+            self.learn(report.predicted_ms, report.measured_ms or 0.0, report.budget_ms)
+
+    def learn(self, predicted_ms: float, measured_ms: float, budget_ms: float) -> None:
+        """Learns that a full frame took ``measured_ms`` with a budget of ``budget_ms``.
+
+        Invalid times are ignored.
+        """
+        if not (predicted_ms > 0 and measured_ms > 0 and math.isfinite(predicted_ms + measured_ms)):
+            return
+        lift_ms = max(0.0, _SMALL * budget_ms - predicted_ms)
+        hopeless = measured_ms - predicted_ms > budget_ms
+        self._remember(predicted_ms + lift_ms, measured_ms + lift_ms, hopeless)
+
+    def _remember(self, predicted_ms: float, measured_ms: float, hopeless: bool) -> None:
+        if len(self._recent) == self._recent.maxlen:
+            del self._sorted[bisect_left(self._sorted, self._excess(*self._recent[0]))]
+        self._recent.append((predicted_ms, measured_ms, hopeless))
+        insort(self._sorted, self._excess(*self._recent[-1]))
+
+    def _excess(self, predicted_ms: float, measured_ms: float, hopeless: bool) -> float:
+        """Returns the measured less the predicted ms, over the square root of the prediction.
+
+        It is 0 for a hitch longer than the budget, which no plan would have met.
+        """
+        return 0.0 if hopeless else (measured_ms - predicted_ms) / math.sqrt(predicted_ms)
 
 
 @dataclass(slots=True)
@@ -704,7 +721,7 @@ class BudgetController:
         if not is_ms(ms):
             self.ignored += 1
             return None
-        return min(float(ms), _LONGEST * self._frame_ms)
+        return min(float(ms), LONGEST * self._frame_ms)
 
     def measured(self, report: FrameReport) -> None:
         """Learns from the measured milliseconds of the networks of a frame."""

@@ -21,8 +21,8 @@ from cml_engine.scheduler.clock import VirtualClock
 from cml_engine.scheduler.executor import Executor, Handle
 from cml_engine.scheduler.frame_scheduler import FrameScheduler
 from cml_engine.scheduler.jobs.job import Job
+from cml_engine.scheduler.planning.controller import TailMargin
 from cml_engine.scheduler.planning.cost_model import CostModel
-from cml_engine.scheduler.planning.margin import TailMargin
 from cml_engine.scheduler.planning.plan import Planner, operators_per_frame, plan_frame
 from cml_engine.scheduler.planning.policy import Policy, by_priority, least_laxity
 from cml_engine.scheduler.reports import FrameReport

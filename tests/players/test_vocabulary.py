@@ -10,8 +10,8 @@ import pytest
 
 import cml_engine as cml
 from cml_engine import FrameScheduler
+from cml_engine.scheduler.frame_timings import BackOff
 from cml_engine.scheduler.jobs.job import Job
-from cml_engine.scheduler.planning.controller import BackOff
 from tests.players.building import PLAYER
 from tests.players.deno import WEB
 

@@ -10,8 +10,8 @@ import pytest
 from cml_engine import FrameScheduler
 from cml_engine.io import json_files as json_files
 from cml_engine.scheduler import CostModel, VirtualClock
+from cml_engine.scheduler.planning.controller import TailMargin
 from cml_engine.scheduler.planning.cost_model import _DEFAULTS, FirstGuess
-from cml_engine.scheduler.planning.margin import TailMargin
 from cml_engine.scheduler.planning.plan import operators_per_frame, plan_frame
 from cml_engine.scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep
 from tests.fixtures import hostile_json

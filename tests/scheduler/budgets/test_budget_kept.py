@@ -6,7 +6,7 @@ from bisect import bisect_left
 import pytest
 
 from cml_engine.scheduler import CostModel
-from cml_engine.scheduler.planning.margin import TailMargin
+from cml_engine.scheduler.planning.controller import TailMargin
 from cml_engine.scheduler.tools.simulate import (
     Arrival,
     Noise,

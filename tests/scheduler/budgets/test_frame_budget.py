@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from cml_engine.scheduler.planning.controller import FrameController
-from cml_engine.scheduler.planning.margin import TailMargin
+from cml_engine.scheduler.planning.controller import FrameController, TailMargin
 from tests.scheduler.budgets import frame_budgets
 from tests.scheduler.budgets.frame_budgets import FRAME_MS, WARM_UP, best_constant, ours
 
