@@ -3,8 +3,7 @@
 // defines: KIND      SUM, MAX, INDEX, BOTH (value and index), SAMPLE, DESAMPLE
 //          REVERSE   the result is the larger side: each value gathers from the windows that cover it
 //          border_is_…  see border.hlsli; or border_is_ignore
-//          TERM      the summed function of a value v;  DIVIDE  1: by the window's volume, 2: by the
-//                    taps inside of the input;  ROOT  takes the square root
+//          DIVIDE    1: by the window's volume, 2: by the taps inside of the input
 //          FAST      at most two neighbouring dimensions have windows: [outer, H, W, inner]
 //          VEC       4: four neighbours along `inner` at a time
 //          PARTS     a launch handles the taps [tap_begin, tap_end) of a window that has too many for
@@ -89,8 +88,7 @@ VALUE greater(VALUE v, VALUE best) {
 void visit(inout State state, uint at, bool inside, int tap) {
 #if KIND == SUM
     if (inside) {
-        VALUE v = T0[at];
-        add(state, TERM);
+        add(state, T0[at]);
         state.inside += 1;
     }
 #elif KIND == SAMPLE
@@ -206,9 +204,6 @@ VALUE finish(State state) {
     value /= float(taps);
 #elif DIVIDE == 2
     value /= float(max(state.inside, 1));
-#endif
-#if ROOT
-    value = sqrt(value);
 #endif
     return value;
 }

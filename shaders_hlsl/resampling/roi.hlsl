@@ -1,21 +1,14 @@
 // Regions of interest on up to three spatial axes, innermost first: axis 0 is x. A thread computes one
 // result.
 //
-// defines: AVG_POOL, MAX_POOL               reduce the values of a cell
-//          SAMPLE, AVG_ALIGN, MAX_ALIGN     reduce rate samples per axis, interpolated by METHOD
+// defines: AVG_POOL, MAX_POOL   reduce the values of a cell
+//          SAMPLE               interpolates by METHOD
 // tensors: the maps, rois (first corner, second corner, outermost axis first), batch index, result
 //
 // Rois are data, so every index below is clamped to the input, whatever they hold. If a cell may have
-// more values or samples than one launch can handle, several launches each process [x_begin, x_end) of
-// the rows [row_begin, row_end), and continue from the partial result in T3.
+// more values than one launch can handle, several launches each process [x_begin, x_end) of the rows
+// [row_begin, row_end), and continue from the partial result in T3.
 #include "pointwise.hlsli"
-
-#if defined(AVG_POOL) || defined(MAX_POOL)
-#define POOL
-#endif
-#if defined(MAX_POOL) || defined(MAX_ALIGN)
-#define MAX
-#endif
 
 // Clamps to 2^24, up to which floats represent every integer; NaN becomes 0.
 float coordinate(uint roi, uint corner, uint axis)
@@ -24,17 +17,17 @@ float coordinate(uint roi, uint corner, uint axis)
     return cml_isnan(at) ? 0.0 : clamp(at, -16777216.0, 16777216.0);
 }
 
+#ifndef SAMPLE
+
 void accumulate(inout float total, float value)
 {
-#ifdef MAX
+#ifdef MAX_POOL
     // NaN wins, as in max_pool
     total = value > total || (cml_isnan(value) && !cml_isnan(total)) ? value : total;
 #else
     total += value;
 #endif
 }
-
-#ifdef POOL
 
 // Returns cell i of a roi on one axis as [x, y), clipped to the input.
 int2 cell(uint roi, uint axis, uint i)
@@ -88,7 +81,7 @@ struct Taps
 
 Taps taps(uint roi, uint axis, uint i)
 {
-    uint count = out_extent(axis) * rate(axis);
+    uint count = out_extent(axis);
     float first = coordinate(roi, 0, axis);
     float size = coordinate(roi, 1, axis) - first;
     // integers and fractions are kept separate, so large coordinates lose no precision
@@ -125,40 +118,22 @@ float sample_plane(uint plane, Taps x, Taps y)
 }
 #endif
 
-static const uint RUN = 256;
-
-float sampled(uint roi, uint plane, uint3 at, float total, out uint count)
+float sampled(uint roi, uint plane, uint3 at)
 {
-    count = rate(0) * rate(1) * rate(2);
-    // adds up sums of RUN samples, so the rounding error does not grow with the number of samples
-    float run = asfloat(nothing);
-    uint added = 0;
-    for (uint row = row_begin; row < row_end; row++) {
-        for (uint i = x_begin; i < x_end; i++) {
-            Taps x = taps(roi, 0, at.x * rate(0) + i);
+    Taps x = taps(roi, 0, at.x);
 #if SPATIAL == 1
-            float value = sample_line(plane * in_extent(0), x);
+    return sample_line(plane * in_extent(0), x);
 #else
-            Taps y = taps(roi, 1, at.y * rate(1) + row % rate(1));
+    Taps y = taps(roi, 1, at.y);
 #if SPATIAL == 2
-            float value = sample_plane(plane, x, y);
+    return sample_plane(plane, x, y);
 #else
-            Taps z = taps(roi, 2, at.z * rate(2) + row / rate(1));
-            uint depth = plane * in_extent(2);
-            float a = sample_plane(depth + z.at[0], x, y);
-            float value = interpolate(a, sample_plane(depth + z.at[1], x, y), z.part);
+    Taps z = taps(roi, 2, at.z);
+    uint depth = plane * in_extent(2);
+    float a = sample_plane(depth + z.at[0], x, y);
+    return interpolate(a, sample_plane(depth + z.at[1], x, y), z.part);
 #endif
 #endif
-            accumulate(run, value);
-            if (++added == RUN) {
-                accumulate(total, run);
-                run = asfloat(nothing);
-                added = 0;
-            }
-        }
-    }
-    accumulate(total, run);
-    return total;
 }
 
 #endif
@@ -176,18 +151,18 @@ CML_MAIN
     uint roi = rest / channels;
     uint item = uint(clamp(T2[roi * per_roi], 0, int(batch) - 1));
     uint plane = item * channels + rest % channels;
+#ifdef SAMPLE
+    T3[i] = sampled(roi, plane, at);
+#else
     uint count;
     float total = row_begin + x_begin == 0 ? asfloat(nothing) : T3[i];
-#ifdef POOL
     total = pooled(roi, plane, at, total, count);
-#else
-    total = sampled(roi, plane, at, total, count);
-#endif
     if (last != 0) {
-#ifndef MAX
+#ifdef AVG_POOL
         total /= float(max(count, 1));
 #endif
         total = count == 0 ? 0.0 : total;
     }
     T3[i] = total;
+#endif
 }

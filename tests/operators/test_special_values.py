@@ -253,7 +253,7 @@ def test_sums(op, gpu):
 
 
 @pytest.mark.parametrize(
-    "op", ["box", "avg_pool", "rms_pool", "max_pool", "argmax_pool", "max_pool_with_index"]
+    "op", ["box", "avg_pool", "max_pool", "argmax_pool", "max_pool_with_index"]
 )
 @pytest.mark.parametrize("border", ["constant", "ignore", "reflect"])
 def test_pools(op, border, gpu):

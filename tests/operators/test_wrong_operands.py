@@ -86,8 +86,6 @@ WRONG = [
     ("avg_roi_pool(f[1, 1, 4], f[2, 4], i[2], output_size=[1])", r"wanted \[number of rois, 2\]"),
     ("avg_roi_pool(f[1, 1, 4, 4], f[2, 4], i[2], output_size=[1, 0])", "wanted 1 or more"),
     ("avg_roi_pool(f[0, 1, 4, 4], f[2, 4], i[2], output_size=[1, 1])", "no batch item"),
-    ("max_roi_align(f[1, 1, 4, 4], f[2, 4], i[2], output_size=[1, 1], sampling_rate=[2])",
-     "sampling_rate"),
     ("gather_elements(f[1, 2, 4, 4], i[2, 3], axis=1)", "wanted rank 4"),
     ("scatter_elements(i[2, 3], i[2, 3], i[2, 3], axis=1, reduction='sum')",
      "reduction 'sum', wanted one of none, add"),

@@ -28,12 +28,24 @@ _MOST_ELEMENTS = 2000
 _ATTEMPTS = 12
 _MAP = "f[2, 4, 6, 3]"
 _WINDOW = "padding=[(1, 0), (0, 1)], stride=[2, 1], dilation=[1, 2]"
+_POOL = "padding=[(0, 0), (0, 0), (1, 0), (0, 1)], stride=[1, 1, 2, 1], dilation=[1, 1, 1, 2]"
+_ROIS = "np.array([[0, 0, 6, 3], [1.2, 0.7, 4.9, 2.1], [5, -1, 2, 9]])"
 _NORM = f"{_MAP}, f[1, 4], f[1, 4]"
 
-#: a call of each operator that is a composition of others
+#: calls of each operator that is a composition of others
 COMPOSED = (
     f"separable_conv({_MAP}, f[4, 1, 3, 2], f[5, 4, 1, 1], f[1, 5], {_WINDOW})",
     f"separable_deconv({_MAP}, f[5, 1, 3, 2], f[4, 5, 1, 1], f[1, 5], {_WINDOW})",
+    *(
+        f"rms_pool({_MAP}, size=[1, 1, 3, 2], border={border!r}, {_POOL})"
+        for border in ("constant", "ignore", "reflect")
+    ),
+    *(
+        f"{op}({_MAP}, {_ROIS}, int32([[0], [1], [3]]), output_size=[3, 2], "
+        f"sampling_rate={rate}, resize_method={method!r})"
+        for op in ("avg_roi_align", "max_roi_align")
+        for rate, method in (([2, 3], "symmetric"), ([1, 2], "asymmetric"), ([2, 2], "aligned"))
+    ),
     f"local_response_normalization({_MAP}, size=[1, 3, 1, 1], alpha=0.1, beta=0.75, bias=1.5)",
     f"local_mean_normalization({_MAP}, size=[1, 1, 3, 2])",
     f"local_variance_normalization({_MAP}, size=[1, 1, 3, 3], bias=0.5, epsilon=1.25)",

@@ -80,12 +80,6 @@ def avg_pool(attrs: Attrs, x: Array) -> Array:
     return np.asarray(_mean(x, window_of(attrs, x.shape), attrs["border"]), np.float32)
 
 
-def rms_pool(attrs: Attrs, x: Array) -> Array:
-    return np.asarray(
-        np.sqrt(_mean(np.square(x), window_of(attrs, x.shape), attrs["border"])), np.float32
-    )
-
-
 def max_with_index(attrs: Attrs, x: Array) -> tuple[Array, Array]:
     """Returns the greatest value of each window, and its row-major position in the window.
 

@@ -51,21 +51,18 @@ _PARAMS = " ".join(
 class Sliding:
     """The operation that is applied to each window.
 
-    ``kind`` is a name of the shader's; ``term``, an expression of the value ``v``, is summed.
-    ``mean`` divides, ``root`` takes the square root, and ``reverse`` goes from the narrow to the
-    wide side.
+    ``kind`` is a name of the shader's. ``mean`` divides, and ``reverse`` goes from the narrow to
+    the wide side.
     """
 
     kind: str
-    term: str = "v"
     mean: bool = False
-    root: bool = False
     reverse: bool = False
 
     @property
     def reduction(self) -> Reduction | None:
         """The corresponding reduction over the whole input; None if there is none."""
-        if self.reverse or self.root or self.kind not in ("SUM", "MAX", "INDEX"):
+        if self.reverse or self.kind not in ("SUM", "MAX", "INDEX"):
             return None
         reduction_kind = "SUM" if self.kind == "SUM" else "MAX"
         return Reduction(reduction_kind, index=self.kind == "INDEX", mean=self.mean)
@@ -266,9 +263,7 @@ def _defines(node: _Pooling, width: int) -> Defines:
         "REVERSE": int(sliding.reverse),
         **word("border", border),
         "MAX_DIMS": _MAX_DIMS,
-        "TERM": sliding.term,
         "DIVIDE": divide,
-        "ROOT": int(sliding.root),
         "VEC": width,
         "OUT": f"T{len(tensors) - 1}",
         **{f"T{i}_TYPE": _stored_type(t, vector) for i, t in enumerate(tensors)},

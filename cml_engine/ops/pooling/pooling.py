@@ -92,14 +92,14 @@ def _lower(sliding: Sliding, op: Lowering) -> Iterator[Dispatch]:
     yield from slide(op, sliding, resolve(op.attrs, inputs[0].fact.shape), inputs, outs)
 
 
-def _cost(per_tap: float, attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """Returns the cost of ``per_tap`` FLOPs for every tap of every window.
+def _cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
+    """Returns the cost of one FLOP for every tap of every window.
 
     Every tensor is moved once.
     """
     taps = prod(attrs["size"])
     windows = min(outputs[0].size, inputs[0].size) if "output_shape" in attrs else outputs[0].size
-    return Cost.moving(per_tap * taps * windows, inputs, outputs)
+    return Cost.moving(taps * windows, inputs, outputs)
 
 
 # ---------------------------------------------------------------- tests
@@ -195,11 +195,11 @@ def _declare(
     prepare: Prepare | None = None,
 ) -> None:  # fmt: skip
     kernel = pool_kernel(partial(_lower, sliding), layouts)
-    cost = partial(_cost, 2 if sliding.root else 1)
-    is_sum = sliding.kind == "SUM" and not (sliding.root or sliding.reverse)
+    is_sum = sliding.kind == "SUM" and not sliding.reverse
     rows = None if sliding.reverse or sliding.kind == "SAMPLE" else _rows
     traits = Traits(is_sum=is_sum, rows=rows)
-    define(OpSpec(name, infer, cpu, kernel, cost, cases, tolerance, prepare=prepare, traits=traits))
+    spec = OpSpec(name, infer, cpu, kernel, _cost, cases, tolerance, prepare=prepare, traits=traits)
+    define(spec)
 
 
 _value = partial(_wide_to_narrow, ("scalar",))
@@ -216,10 +216,6 @@ _declare(
 )  # fmt: skip
 _declare(
     "avg_pool", _value, pool_cpu.avg_pool, Sliding("SUM", mean=True), _cases(), SUMMATION,
-)  # fmt: skip
-_declare(
-    "rms_pool", _value, pool_cpu.rms_pool,
-    Sliding("SUM", term="v * v", mean=True, root=True), _cases(), SUMMATION,
 )  # fmt: skip
 _declare(
     "max_pool", _value, pool_cpu.max_pool, Sliding("MAX"), _cases(), EXACT,

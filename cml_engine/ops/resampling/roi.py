@@ -7,7 +7,7 @@ whatever they hold has one meaning, the same in NumPy (docs/design/nnef.md, "Reg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from math import prod
 
@@ -26,7 +26,6 @@ from cml_engine.ops.declaration.spec import (
     Cost,
     Defines,
     Dispatch,
-    Kernel,
     OpSpec,
     Random,
     Tolerance,
@@ -49,8 +48,10 @@ def _infer(attrs: Attrs, x: Fact, rois: Fact, batch_index: Fact) -> Fact:
     if rois.shape[0] and x.shape[0] == 0:
         raise ShapeError(f"{rois.shape[0]} rois of {x}, which has no batch item to take them from")
     shape = (rois.shape[0], x.shape[1], *(int(n) for n in attrs.output_size))
-    if {"method", "resize_method"} & set(attrs):
-        _check_resampling(attrs, x, prod(shape))
+    if "method" in attrs:
+        check_word("method", attrs.method, METHODS)
+        if prod(shape) and 0 in x.shape[2:]:
+            raise ShapeError(f"rois of {x}, which is empty: there is nothing to interpolate")
     return Fact("scalar", shape)
 
 
@@ -66,23 +67,6 @@ def check_inputs(x: Fact, rois: Fact, batch_index: Fact) -> int:
     if batch_index.shape not in ((), (count,), (count, 1)):
         raise ShapeError(f"batch_index is {batch_index}, wanted [{count},1]: one for each roi")
     return spatial
-
-
-def _check_resampling(attrs: Attrs, x: Fact, results: int) -> None:
-    check_word("method", _method(attrs), METHODS)
-    if "sampling_rate" in attrs:
-        check_sizes("sampling_rate", attrs.sampling_rate, x)
-    if results and 0 in x.shape[2:]:
-        raise ShapeError(f"rois of {x}, which is empty: there is nothing to interpolate")
-
-
-def _method(attrs: Attrs) -> str:
-    return str(attrs["resize_method" if "resize_method" in attrs else "method"])
-
-
-def _rates(attrs: Attrs) -> list[int]:
-    """Returns the number of samples per result on each axis; 1 without a ``sampling_rate``."""
-    return [int(r) for r in attrs.get("sampling_rate", [1] * len(attrs.output_size))]
 
 
 # --- on the CPU ---------------------------------------------------------------------------------
@@ -149,19 +133,15 @@ def _positions(method: str, corners: Array, count: int) -> Array:
     return np.asarray(first + i * (size - 1) / max(count - 1, 1))
 
 
-def _resample_cpu(reduce: Callable[[Array, tuple[int, ...]], Array], attrs: Attrs, x: Array,
-                  rois: Array, batch_index: Array) -> Array:  # fmt: skip
-    sizes, rates = list(attrs.output_size), _rates(attrs)
-    y = np.zeros((len(rois), x.shape[1], *sizes), np.float32)
+def _resample_cpu(attrs: Attrs, x: Array, rois: Array, batch_index: Array) -> Array:
+    y = np.zeros((len(rois), x.shape[1], *attrs.output_size), np.float32)
     corners = _corners(rois)
-    blocks = [part for pair in zip(sizes, rates, strict=True) for part in pair]
     for n, item in enumerate(items(x, rois, batch_index)):
         resampled = item.astype(np.float64)
-        for i, (size, rate) in enumerate(zip(sizes, rates, strict=True)):
-            positions = _positions(_method(attrs), corners[n, :, i], size * rate)
+        for i, size in enumerate(attrs.output_size):
+            positions = _positions(attrs.method, corners[n, :, i], size)
             resampled = _interpolated(resampled, positions, i + 1)
-        samples = resampled.reshape(x.shape[1], *blocks)
-        y[n] = reduce(samples, tuple(range(2, samples.ndim, 2)))
+        y[n] = resampled
     return y
 
 
@@ -181,23 +161,20 @@ def _lower(define: str, op: Lowering) -> Iterator[Dispatch]:
     x, rois, batch_index = op.inputs
     spatial = x.rank - 2
     defines: Defines = {"SPATIAL": spatial, define: 1, "T2_TYPE": "int"}
-    is_resampled = {"method", "resize_method"} & set(op.attrs)
-    rate = inner_first(_rates(op.attrs)) if is_resampled else [1, 1, 1]
     params: dict[str, AttrValue] = {
         "batch": x.shape[0],
         "channels": x.shape[1],
         "per_roi": int(batch_index.rank > 0),
         "in_extent": inner_first(x.shape[2:]),
         "out_extent": inner_first(op.attrs.output_size),
-        "rate": rate,
-        "nothing": 0xFF800000 if "MAX" in define else 0,
+        "nothing": 0xFF800000 if define == "MAX_POOL" else 0,
     }
-    if is_resampled:
-        defines |= word("method", _method(op.attrs))
-    pool = "_POOL" in define
-    width, *lines = x.shape[:1:-1] if pool else rate
-    # a pool's rows are a loop over lines in one over planes
-    parts = list(_parts(prod(lines), width, nested=2 if pool and spatial == 3 else 1))
+    is_pool = define != "SAMPLE"
+    if not is_pool:
+        defines |= word("method", op.attrs.method)
+    width, *lines = x.shape[:1:-1] if is_pool else (1,)
+    # rows are a loop over lines in one over planes
+    parts = list(_parts(prod(lines), width, nested=2 if spatial == 3 else 1))
     for part in parts:
         launch_params = {**params, **part, "last": int(part is parts[-1])}
         yield for_each(op, op.outputs[0].size, launch_params, defines)
@@ -221,13 +198,9 @@ def _parts(rows: int, width: int, nested: int) -> Iterator[dict[str, int]]:
 
 
 _PARAMS = (
-    "n:u batch:u channels:u per_roi:u in_extent:u3 out_extent:u3 rate:u3 "
+    "n:u batch:u channels:u per_roi:u in_extent:u3 out_extent:u3 "
     "nothing:u row_begin:u row_end:u x_begin:u x_end:u last:u"
 )
-
-
-def _kernel(define: str) -> Kernel:
-    return engine_kernel("resampling/roi.hlsl", _PARAMS, lower=partial(_lower, define))
 
 
 # --- the operators ------------------------------------------------------------------------------
@@ -241,9 +214,6 @@ def _pool_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) ->
     x, rois = inputs[0], inputs[1].shape[0]
     covered = rois * x.shape[1] * prod(x.shape[2:]) / 4
     return Cost(covered, min(4 * covered, x.nbytes), outputs[0].nbytes)
-
-
-_sample_cost = sampling_cost(3.0, lambda attrs, axes: 2**axes * prod(_rates(attrs)))
 
 
 def _rows(*rows: Sequence[float]) -> Array:
@@ -261,44 +231,33 @@ _ODD = _rows(
 )  # fmt: skip
 
 
-def _cases(
-    more: Mapping[str, Sequence[object]], variations: Sequence[Mapping[str, Sequence[object]]] = ()
-) -> Iterator[Case]:
-    """Yields test cases with the attributes ``more``, in one to three spatial axes.
-
-    ``variations`` has sets of attributes that replace ``more``, for two spatial axes.
-    """
+def _cases(**more: str) -> Iterator[Case]:
+    """Yields test cases with the attributes ``more``, in one to three spatial axes."""
     two = {"output_size": [3, 2], **more}
     yield Case(((2, 3, 8, 9), _INSIDE, _index(0, 1, 1, 0)), two, "inside")
     yield Case(((2, 3, 8, 9), _INSIDE, _index(0, 1, 1, 0)[:, None]), two, "index [N,1]")
     yield Case(((2, 3, 8, 9), _ODD, _index(0, 1, 0, 1, 0, 1, 0, 1, 0, 1)), two, "degenerate rois")
     yield Case(((2, 1, 8, 9), _INSIDE, _index(-3, 7, 1, 2**31 - 1)), two, "no such batch item")
     yield Case(((2, 1, 8, 9), _INSIDE, np.int32(1)), two, "one index for all")
-    for changes in variations:
-        yield Case(((2, 2, 8, 9), _ODD, np.int32(0)), {"output_size": [2, 5], **changes})
-    on_a_line = {
-        "output_size": [4],
-        **{k: v[:1] if k == "sampling_rate" else v for k, v in more.items()},
-    }
-    yield Case(
-        ((2, 5, 11), _rows((0, 11), (2.5, 7.1)), _index(1, 0)), on_a_line, "one spatial axis"
-    )
-    three = {k: [2, 1, 2] if k == "sampling_rate" else v for k, v in more.items()}
+    line = _rows((0, 11), (2.5, 7.1))
+    yield Case(((2, 5, 11), line, _index(1, 0)), {"output_size": [4], **more}, "one spatial axis")
     box = _rows((0, 1, 0, 4, 4, 5), (1.4, 0.2, 2.2, 3.1, 3.9, 4.4))
-    yield Case(((1, 2, 4, 5, 5), box, _index(0, 0)), {"output_size": [2, 3, 2], **three}, "volume")
+    yield Case(((1, 2, 4, 5, 5), box, _index(0, 0)), {"output_size": [2, 3, 2], **more}, "volume")
     yield Case(((1, 64, 6, 7), Random((9, 4), 0, 7), np.zeros(9, np.int32)), two, "many groups")
     yield Case(((1, 3, 4, 4), (0, 4), Random((0,), 0, 1, "integer")), two, "no rois")
     yield Case(((1, 0, 4, 4), _rows((0, 0, 3, 3)), _index(0)), two, "no channels")
 
 
 def _declare(name: str, shader_define: str, cpu: Callable[..., Array], cost: Callable[..., Cost],
-             cases: Iterator[Case], tolerance: Tolerance) -> None:  # fmt: skip
+             cases: Iterable[Case], tolerance: Tolerance) -> None:  # fmt: skip
     define(
         OpSpec(
             name,
             infer=_infer,
             cpu=cpu,
-            kernel=_kernel(shader_define),
+            kernel=engine_kernel(
+                "resampling/roi.hlsl", _PARAMS, lower=partial(_lower, shader_define)
+            ),
             cost=cost,
             cases=tuple(cases),
             tolerance=tolerance,
@@ -306,31 +265,22 @@ def _declare(name: str, shader_define: str, cpu: Callable[..., Array], cost: Cal
     )
 
 
-_METHOD_CASES = [{"method": m} for m in METHODS[1:]]
-_ALIGN_CASES = [{"sampling_rate": [2, 3], "resize_method": m} for m in METHODS[1:]]
-_ALIGN = {"sampling_rate": [2, 2], "resize_method": "symmetric"}
 _WHOLE = Case(((1, 2, 40, 33), _rows((0, 0, 40, 33)), _index(0)), {"output_size": [1, 1]}, "whole")
 
 _declare(
     "avg_roi_pool", "AVG_POOL", partial(_pool_cpu, _mean), _pool_cost,
-    iter([*_cases({}), _WHOLE, Case(((1, 2, 0, 3), _rows((0, 0, 3, 3)), _index(0)),
-                                    {"output_size": [2, 2]}, "an empty map")]), SUMMATION,
+    [*_cases(), _WHOLE, Case(((1, 2, 0, 3), _rows((0, 0, 3, 3)), _index(0)),
+                             {"output_size": [2, 2]}, "an empty map")], SUMMATION,
 )  # fmt: skip
 _declare(
     "max_roi_pool", "MAX_POOL", partial(_pool_cpu, _greatest), _pool_cost,
-    iter([*_cases({}), _WHOLE, Case((_rows((1, np.nan, -np.inf), (2, 3, -9))[None, None],
-                                     _rows((0, 0, 2, 3), (0, 2, 1, 3)), _index(0, 0)),
-                                    {"output_size": [1, 1]}, "NaN wins")]), EXACT,
+    [*_cases(), _WHOLE, Case((_rows((1, np.nan, -np.inf), (2, 3, -9))[None, None],
+                              _rows((0, 0, 2, 3), (0, 2, 1, 3)), _index(0, 0)),
+                             {"output_size": [1, 1]}, "NaN wins")], EXACT,
 )  # fmt: skip
 _declare(
-    "roi_resample", "SAMPLE", partial(_resample_cpu, _greatest), _sample_cost,
-    _cases({"method": "symmetric"}, _METHOD_CASES), POSITION,
-)  # fmt: skip
-_declare(
-    "avg_roi_align", "AVG_ALIGN", partial(_resample_cpu, _mean), _sample_cost,
-    _cases(_ALIGN, _ALIGN_CASES), POSITION,
-)  # fmt: skip
-_declare(
-    "max_roi_align", "MAX_ALIGN", partial(_resample_cpu, _greatest), _sample_cost,
-    _cases(_ALIGN, _ALIGN_CASES), POSITION,
+    "roi_resample", "SAMPLE", _resample_cpu, sampling_cost(3.0, lambda attrs, axes: 2**axes),
+    [*_cases(method="symmetric"),
+     *(Case(((2, 2, 8, 9), _ODD, np.int32(0)), {"output_size": [2, 5], "method": method})
+       for method in METHODS[1:])], POSITION,
 )  # fmt: skip
