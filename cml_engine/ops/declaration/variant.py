@@ -82,6 +82,20 @@ class KernelVariant(Generic[N, T]):
     rows: int = 1
     examples: tuple[tuple[str, Case], ...] = ()
 
+    def of_changed(self, change: Callable[[N], N], **fields: Any) -> KernelVariant[N, T]:
+        """Returns a variant that computes a node as this one computes ``change(node)``.
+
+        ``fields`` are those that differ otherwise; it has no examples.
+        """
+        stated = {
+            "lower": lambda node, tile: self.lower(change(node), tile),
+            "default_tile": lambda node: self.default_tile(change(node)),
+            "is_possible": lambda node: self.is_possible(change(node)),
+            "tiles": lambda node: self.tiles(change(node)),
+            "examples": (),
+        }
+        return replace(self, **{**stated, **fields})
+
     def option(self, tile: T) -> str:
         """Returns the variant's name with the tile, as tables have it: ``tile 8x4 by 64``."""
         return self.name if tile is None else f"{self.name} {tile}"

@@ -120,28 +120,24 @@ def lower_tile(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     yield from launch_product(conv, tile, x, filter, tile_params(conv, tile), defines, form)
 
 
-CONV.add(
-    KernelVariant(
-        name="tile",
-        about="register tiles: output channels by positions, in any order of these",
-        kernel=KERNEL,
-        lower=lower_tile,
-        default_tile=default_tile,
-        tiles=tiles,
-        examples=(
-            ("conv", conv_case((2, 8, 9, 7), (10, 8, 3, 3), stride=[1, 3], note="a stride")),
-            (
-                "conv",
-                conv_case((1, 10, 9, 7), (15, 2, 3, 3), stride=[1, 3], groups=5, note="groups"),
-            ),
-            (
-                "conv",
-                conv_case((1, 10, 9, 7), (10, 1, 3, 3), stride=[2, 1], groups=0, note="depthwise"),
-            ),
-            ("deconv", deconv_case((1, 8, 5, 6), (8, 6, 2, 2), (6,), stride=[3, 3], note="deconv")),
+TILE = KernelVariant(
+    name="tile",
+    about="register tiles: output channels by positions, in any order of these",
+    kernel=KERNEL,
+    lower=lower_tile,
+    default_tile=default_tile,
+    tiles=tiles,
+    examples=(
+        ("conv", conv_case((2, 8, 9, 7), (10, 8, 3, 3), stride=[1, 3], note="a stride")),
+        ("conv", conv_case((1, 10, 9, 7), (15, 2, 3, 3), stride=[1, 3], groups=5, note="groups")),
+        (
+            "conv",
+            conv_case((1, 10, 9, 7), (10, 1, 3, 3), stride=[2, 1], groups=0, note="depthwise"),
         ),
-    )
+        ("deconv", deconv_case((1, 8, 5, 6), (8, 6, 2, 2), (6,), stride=[3, 3], note="deconv")),
+    ),
 )
+CONV.add(TILE)
 
 
 # --- long: a part of the sum in each launch -----------------------------------------------------
@@ -267,16 +263,14 @@ def _default_dot4_tile(conv: Conv) -> ConvTile:
 
 
 CONV.add(
-    KernelVariant(
+    TILE.of_changed(
+        as_bytes,
         name="dot4 tile",
         about="register tiles of bytes, four products at once",
-        kernel=KERNEL,
-        lower=lambda conv, size: lower_tile(as_bytes(conv), size),
         default_tile=_default_dot4_tile,
         is_possible=is_dot4_possible,
         # on a software driver if the row tiles of floats are not possible
         is_faster=lambda conv: not conv.op.limits.software or not rows_are_possible(conv),
         before=("row tile", "tile"),
-        tiles=lambda conv: tiles(as_bytes(conv)),
     )
 )

@@ -7,8 +7,8 @@ with the feature ``shader-f16``, and where the input is stored in 16 bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -24,60 +24,26 @@ from cml_engine.ops.conv.node import (
     is_depthwise,
     overlaps_groups,
 )
-from cml_engine.ops.declaration.spec import Dispatch, Kernel
 from cml_engine.ops.declaration.variant import KernelVariant
 
 _LARGEST = float(np.finfo(np.float16).max)
-
-
-@dataclass(frozen=True, slots=True)
-class _Way:
-    """A kernel: its name, and the functions of its module."""
-
-    name: str
-    kernel: Kernel
-    is_possible: Callable[[Conv], bool]
-    seconds: Callable[[Conv], float]
-    default_tile: Callable[[Conv], ConvTile]
-    tiles: Callable[[Conv], list[ConvTile]]
-    lower: Callable[[Conv, ConvTile], Iterator[Dispatch]]
-
-    def seconds_in(self, node: Conv) -> float:
-        """Returns the modelled time, infinity if the kernel cannot compute the node."""
-        return self.seconds(node) if self.is_possible(node) else inf
 
 
 def _is_direct(node: Conv) -> bool:
     return node.constant and not is_depthwise(node) and node.in_blocks > 0
 
 
-_WAYS = (
-    _Way(
-        "winograd",
-        winograd.KERNEL,
-        winograd.is_possible,
-        winograd.seconds,
-        winograd.default_tile,
-        winograd.tiles,
-        winograd.lower_winograd,
-    ),
-    _Way(
-        "window",
-        conv_window.KERNEL,
-        conv_window.is_possible,
+#: a kernel, and its modelled time
+_Way = tuple[KernelVariant[Conv, ConvTile], Callable[[Conv], float]]
+_WAYS: tuple[_Way, ...] = (
+    (winograd.WINOGRAD, winograd.seconds),
+    (
+        conv_window.WINDOW,
         lambda node: conv_window.seconds(node, conv_window.default_tile(node)),
-        conv_window.default_tile,
-        conv_window.tiles,
-        conv_window.lower_window,
     ),
-    _Way(
-        "tile",
-        conv.KERNEL,
-        _is_direct,
+    (
+        replace(conv.TILE, is_possible=_is_direct),
         lambda node: conv.direct_seconds(node, conv.default_tile(node)),
-        conv.default_tile,
-        conv.tiles,
-        conv.lower_tile,
     ),
 )
 
@@ -105,28 +71,25 @@ def _is_faster(name: str, node: Conv) -> bool:
     if node.op.limits.software:
         return False
     found = {
-        (numbers.halves, way.name): way.seconds_in(numbers)
-        for way in _WAYS
+        (numbers.halves, variant.name): seconds(numbers) if variant.is_possible(numbers) else inf
+        for variant, seconds in _WAYS
         for numbers in (in_halves(node), node)
     }
     return min(found, key=lambda key: found[key]) == (True, name)
 
 
-def _add(way: _Way) -> None:
+def _add(variant: KernelVariant[Conv, ConvTile]) -> None:
     CONV.add(
-        KernelVariant(
-            name=f"half {way.name}",
-            about=f"{way.name} whose products are of 16 bits, two in one operation",
-            kernel=way.kernel,
-            lower=lambda node, tile: way.lower(in_halves(node), tile),
-            default_tile=lambda node: way.default_tile(in_halves(node)),
-            is_possible=lambda node: can_use_halves(node) and way.is_possible(in_halves(node)),
-            is_faster=lambda node: _is_faster(way.name, node),
+        variant.of_changed(
+            in_halves,
+            name=f"half {variant.name}",
+            about=f"{variant.name} whose products are of 16 bits, two in one operation",
+            is_possible=lambda node: can_use_halves(node) and variant.is_possible(in_halves(node)),
+            is_faster=lambda node: _is_faster(variant.name, node),
             before=("winograd", "plain", "row tile", "tile", "window"),
-            tiles=lambda node: way.tiles(in_halves(node)),
         )
     )
 
 
-for _way in _WAYS:
-    _add(_way)
+for _variant, _ in _WAYS:
+    _add(_variant)

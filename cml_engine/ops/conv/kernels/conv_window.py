@@ -223,39 +223,34 @@ def _pack_bytes(conv: Conv, rows: int) -> Packing:
 
 
 _INSIDE = [(0, 0), (0, 0)]
-CONV.add(
-    KernelVariant(
-        name="window",
-        about="a small window, all of whose inputs are loaded a turn ahead",
-        kernel=KERNEL,
-        lower=lower_window,
-        default_tile=default_tile,
-        is_possible=is_possible,
-        is_faster=is_faster,
-        before=("plain", "row tile", "tile"),
-        tiles=tiles,
-        examples=(
-            ("conv", conv_case((2, 8, 9, 7), (10, 8, 3, 3), note="a border")),
-            ("conv", conv_case((2, 8, 9, 11), (10, 8, 3, 2), stride=[2, 3], padding=_INSIDE,
-                               note="inside, strides")),
-            ("conv", conv_case((1, 12, 9, 15), (5, 12, 3, 3), dilation=[2, 2], border="reflect",
-                               note="dilation")),
-            ("conv", conv_case((1, 24, 9, 7), (16, 12, 3, 1), groups=2, note="groups")),
-            ("conv", conv_case((2, 32, 5, 7), (10, 32, 1, 1), note="1x1")),
-        ),
-    )
+WINDOW = KernelVariant(
+    name="window",
+    about="a small window, all of whose inputs are loaded a turn ahead",
+    kernel=KERNEL,
+    lower=lower_window,
+    default_tile=default_tile,
+    is_possible=is_possible,
+    is_faster=is_faster,
+    before=("plain", "row tile", "tile"),
+    tiles=tiles,
+    examples=(
+        ("conv", conv_case((2, 8, 9, 7), (10, 8, 3, 3), note="a border")),
+        ("conv", conv_case((2, 8, 9, 11), (10, 8, 3, 2), stride=[2, 3], padding=_INSIDE,
+                           note="inside, strides")),
+        ("conv", conv_case((1, 12, 9, 15), (5, 12, 3, 3), dilation=[2, 2], border="reflect",
+                           note="dilation")),
+        ("conv", conv_case((1, 24, 9, 7), (16, 12, 3, 1), groups=2, note="groups")),
+        ("conv", conv_case((2, 32, 5, 7), (10, 32, 1, 1), note="1x1")),
+    ),
 )  # fmt: skip
-
+CONV.add(WINDOW)
 CONV.add(
-    KernelVariant(
+    WINDOW.of_changed(
+        as_bytes,
         name="dot4 window",
         about="a small window of bytes, all of whose inputs are loaded a turn ahead",
-        kernel=KERNEL,
-        lower=lambda conv, tile: lower_window(as_bytes(conv), tile),
-        default_tile=lambda conv: default_tile(as_bytes(conv)),
         is_possible=is_dot4_possible,
         is_faster=_is_dot4_faster,
         before=("dot4 tile", "row tile", "tile"),
-        tiles=lambda conv: tiles(as_bytes(conv)),
     )
 )

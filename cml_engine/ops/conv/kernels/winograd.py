@@ -339,18 +339,17 @@ def _filter_transform() -> Array:
     return np.array([*finite, [0.0, 0.0, 1.0]])
 
 
-CONV.add(
-    KernelVariant(
-        name="winograd",
-        about="3x3 of stride 1 by F(4x4, 3x3): transforms, products, transforms",
-        kernel=KERNEL,
-        lower=lower_winograd,
-        default_tile=default_tile,
-        is_possible=is_possible,
-        is_faster=is_faster,
-        before=("plain", "row tile", "tile", "window"),
-        tiles=tiles,
-        rows=4,
-        examples=(("conv", conv_case((2, 48, 15, 30), (50, 48, 3, 3), note="48 channels")),),
-    )
+WINOGRAD = KernelVariant(
+    name="winograd",
+    about="3x3 of stride 1 by F(4x4, 3x3): transforms, products, transforms",
+    kernel=KERNEL,
+    lower=lower_winograd,
+    default_tile=default_tile,
+    is_possible=is_possible,
+    is_faster=is_faster,
+    before=("plain", "row tile", "tile", "window"),
+    tiles=tiles,
+    rows=4,
+    examples=(("conv", conv_case((2, 48, 15, 30), (50, 48, 3, 3), note="48 channels")),),
 )
+CONV.add(WINOGRAD)
