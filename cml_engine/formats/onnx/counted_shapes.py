@@ -205,6 +205,9 @@ def reshaped(x: Value, shape: Sequence[Extent], copies_zero: bool = True) -> Val
         if any(n == 0 and i >= x.rank for i, n in enumerate(shape) if isinstance(n, int)):
             raise InvalidNode(f"the shape {_shown(shape)} copies an extent that {x} lacks")
         shape = [extent(x, i) if isinstance(n, int) and n == 0 else n for i, n in enumerate(shape)]
+    stated = [n for n in shape if isinstance(n, int)]
+    if stated.count(-1) > 1 or min(stated, default=0) < -1:
+        raise InvalidNode(f"the shape {_shown(shape)}")
     rooms, extents = _resolved(x, shape)
     if not any(isinstance(n, Value) for n in (*extents, *x.counts.values())):
         return x.reshape(rooms)

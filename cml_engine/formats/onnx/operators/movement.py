@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -58,23 +57,7 @@ def dropout(
 
 @op("Reshape", "reshape")
 def reshape(x: Value, shape: Value, *, allowzero: bool = False) -> Value:
-    if shape.array is None or x.counts:
-        return reshaped(x, elements(shape, "the shape"), copies_zero=not allowzero)
-    return _reshape(x, ints(shape, "the shape"), allowzero)
-
-
-def _reshape(x: Value, shape: list[int], allowzero: bool) -> Value:
-    if not allowzero:
-        if any(n == 0 and i >= x.rank for i, n in enumerate(shape)):
-            raise InvalidNode(f"the shape {shape} copies an extent that {x} lacks")
-        shape = [x.shape[i] if n == 0 else n for i, n in enumerate(shape)]
-    if shape.count(-1) > 1 or any(n < -1 for n in shape):
-        raise InvalidNode(f"the shape {shape}")
-    known_size = prod([n for n in shape if n != -1])
-    count = x.size // known_size if -1 in shape and known_size else 1
-    if known_size * count != x.size or (-1 in shape and not known_size):
-        raise InvalidNode(f"{x} does not fit the shape {shape}")
-    return x.reshape([count if n == -1 else n for n in shape])
+    return reshaped(x, elements(shape, "the shape"), copies_zero=not allowzero)
 
 
 @op("Flatten", "reshape")
