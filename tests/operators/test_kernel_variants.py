@@ -12,7 +12,7 @@ from cml_engine.ops.declaration.spec import Dispatch, Kernel
 from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant, kernel_families
 from cml_engine.ops.kernel_files import kernel_file
 from cml_engine.ops.matmul import matmul as _matmul  # noqa: F401
-from cml_engine.ops.matmul.kernels.matmul import choose_tile
+from cml_engine.ops.matmul.kernels.matmul import expected_time, tiles_for
 
 
 @dataclass
@@ -121,7 +121,10 @@ def test_every_declared_variant_has_a_shader_and_a_line(family):
     [Limits(), Limits(software=True), *(Limits(software=True, subgroup_size=n) for n in (8, 16))],
 )
 def test_the_tile_fits_the_result(limits):
-    large = choose_tile(2048, 2048, 2048, 1, limits)
+    def quickest(*extents):
+        return min(tiles_for(limits), key=lambda tile: expected_time(tile, *extents, 1, limits))
+
+    large = quickest(2048, 2048, 2048)
     assert large.rows * large.cols >= 64
-    assert choose_tile(1, 512, 512, 1, limits).rows <= 2
-    assert choose_tile(4, 512, 512, 1, limits).height < large.height
+    assert quickest(1, 512, 512).rows <= 2
+    assert quickest(4, 512, 512).height < large.height

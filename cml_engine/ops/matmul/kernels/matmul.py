@@ -108,14 +108,6 @@ def shares_rows(limits: Limits) -> bool:
     return limits.software and limits.subgroup_size >= 8
 
 
-def choose_tile(rows: int, columns: int, inner: int, batch: int, limits: Limits) -> MatmulTile:
-    """Returns the tile with the least expected time."""
-    return min(
-        tiles_for(limits),
-        key=lambda tile: expected_time(tile, rows, columns, inner, batch, limits),
-    )
-
-
 def expected_time(
     tile: MatmulTile,
     rows: int,
