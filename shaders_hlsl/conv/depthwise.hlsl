@@ -64,8 +64,8 @@ CML_MAIN
         float4 x[SOURCES_X];
         {CML_UNROLL(int, i, SOURCES_X) {
             bool found = min(row, column[i]) >= 0;
-            float4 value = LOADED(T0[base + (found ? uint(row * width + column[i]) : 0u)]);
-            x[i] = found ? value : float4(0.0);
+            float4 value = LOADED(T0[base + select(found, uint(row * width + column[i]), 0u)]);
+            x[i] = select(found, value, float4(0.0));
         }}
         add_row(r, x);
     }}

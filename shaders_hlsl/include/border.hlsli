@@ -11,13 +11,13 @@ int cml_border(int at, int extent) {
 #elif border_is_reflect
     int period = max(2 * (extent - 1), 1);
     int wave = int(uint(abs(at)) % uint(period));
-    return wave >= extent ? period - wave : wave;
+    return select(wave >= extent, period - wave, wave);
 #elif border_is_reflect_even
     int period = 2 * extent;
-    int wave = int(uint(at < 0 ? -1 - at : at) % uint(period));
-    return wave >= extent ? period - 1 - wave : wave;
+    int wave = int(uint(select(at < 0, -1 - at, at)) % uint(period));
+    return select(wave >= extent, period - 1 - wave, wave);
 #else
-    return uint(at) < uint(extent) ? at : -1;
+    return select(uint(at) < uint(extent), at, -1);
 #endif
 }
 

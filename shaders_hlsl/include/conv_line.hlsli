@@ -38,14 +38,14 @@ void cml_find_inputs(int sz, int sy, int first, uint base) {
     {CML_UNROLL(int, i, SPAN) {
         int sx = cml_border(first + i, x_size(2));
         cml_inside[i] = min(min(sz, sy), sx) >= 0;
-        cml_offset[i] = base + (cml_inside[i] ? uint(line + sx) : 0u);
+        cml_offset[i] = base + select(cml_inside[i], uint(line + sx), 0u);
     }}
 }
 
 // Returns the input at position i of the span; zero in the border.
 INPUT cml_input(int i, uint offset) {
     INPUT value = INPUT(LOADED(T0[cml_offset[i] + offset]));
-    return cml_inside[i] ? value : INPUT(0);
+    return select(cml_inside[i], value, INPUT(0));
 }
 
 void cml_store_run(Run p, uint row_block, int3 phase) {

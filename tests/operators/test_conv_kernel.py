@@ -13,6 +13,7 @@ import cml_engine.ops.conv.kernels.winograd
 from cml_engine.compiler.planning.draft import PlanOptions
 from cml_engine.compiler.planning.plan_graph import lower, plan_graph
 from cml_engine.errors import InputError, ShapeError
+from cml_engine.gpu.shaders.hlsl import step_keys
 from cml_engine.ir.graph import Attrs, Epilogue, Fact
 from cml_engine.ir.layout import C4
 from cml_engine.ir.limits import Limits
@@ -201,6 +202,36 @@ def test_decided_kernel_for_a_long_window_is_used_or_refused(gpu):
             assert "windows" in kernels and kernel not in kernels
         else:
             assert plan.steps[-1].variant.startswith(kernel)
+
+
+def branches(code):
+    """Returns the number of branches in SPIR-V (OpSelectionMerge)."""
+    words, position, count = memoryview(code).cast("I"), 5, 0
+    while position < len(words):
+        count += words[position] & 0xFFFF == 247
+        position += words[position] >> 16
+    return count
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shape", "filter", "more"),
+    [
+        ("conv_plain", (1, 6, 15, 14), (8, 6, 5, 5), {"stride": [2, 3]}),
+        ("conv_row_tile", (1, 32, 9, 8), (32, 32, 5, 5), {}),
+        ("depthwise", (1, 32, 9, 8), (32, 1, 5, 5), {"groups": 32}),
+        ("winograd", (1, 32, 40, 40), (32, 32, 3, 3), {}),
+    ],
+)
+def test_a_border_adds_no_branch(kernel, shape, filter, more):
+    """SwiftShader follows every path through a loop: 26 branches in a row take it minutes."""
+    counts = set()
+    for border in ("constant", "replicate", "reflect", "reflect-even"):
+        graph, _ = case_graph(
+            "conv", conv_case(shape, filter, border=border, **more), constants=True
+        )
+        keys = step_keys(lower(graph, Limits(software=True)))
+        counts.add(tuple(branches(key.code()) for key in keys if key.path.stem == kernel))
+    assert len(counts) == 1 and counts != {()}
 
 
 #: two paddings of each kernel in the suite
