@@ -7,7 +7,7 @@ import pytest
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.draft import PlanOptions
 from cml_engine.runtime.session import CompileOptions, Session
-from tests.fixtures.graphs import attention, check_session
+from tests.fixtures.graphs import Net, attention, check_session
 
 pytestmark = pytest.mark.gpu
 
@@ -41,3 +41,27 @@ def test_joined_products_are_bit_identical(sizes, software, gpu, set_limits):
     results = [session.run(inputs) for session in sessions]
     for name in results[0]:
         assert results[0][name].tobytes() == results[1][name].tobytes()
+
+
+@pytest.mark.parametrize("software", [True, False])
+@pytest.mark.parametrize("rows", [1, 7])
+def test_joined_linears_are_bit_identical(rows, software, gpu, set_limits):
+    """A software driver has the same kernels as without the pass."""
+    set_limits(software=software)
+    net = Net(rows, 36)
+    biases = ("random(1, 25)", "random(1, 25)", "random(25)")
+    graph = net.graph(*[net(f"linear(x, random(25, 36), {bias})") for bias in biases])
+    sessions = [
+        Session(graph, gpu, options=CompileOptions(without=without))
+        for without in (frozenset(), frozenset({"products"}))
+    ]
+    counts = [len(session.plan.steps) for session in sessions]
+    assert counts == ([3, 3] if software else [1, 3])
+    if software:
+        steps = [[(s.path, s.defines, s.params) for s in x.plan.steps] for x in sessions]
+        assert steps[0] == steps[1]
+    inputs = net.input()
+    results = [session.run(inputs) for session in sessions]
+    for name in results[0]:
+        assert results[0][name].tobytes() == results[1][name].tobytes()
+    check_session(graph, gpu, net.input())

@@ -698,6 +698,26 @@ def test_products_of_one_matrix_are_one(products, parts):
     agree(graph, changed, net.input())
 
 
+@pytest.mark.parametrize(
+    ("layers", "parts"),
+    [
+        (["linear(x, random(9, 12), random(1, 9))"] * 3, [3]),
+        (["linear(x, random(9, 12), random(1, 9))", "linear(x, random(9, 12), constant(0.0))"], []),
+        (
+            ["linear(x, random(9, 12), random(1, 9))", "relu(linear(x, random(9, 12), random(9)))"],
+            [],
+        ),
+        (["linear(x, random(9, 12), random(9))", "matmul(x, random(9, 12), transposeB=True)"], []),
+    ],
+)
+def test_linears_of_one_matrix_are_one(layers, parts):
+    net = Net(7, 12)
+    graph = net.graph(*[net(text) for text in layers])
+    changed = optimize(graph)
+    assert [n.attrs["parts"] for n in changed.nodes if n.op == "matmul_parts"] == parts
+    agree(graph, changed, net.input())
+
+
 def test_products_that_are_not_alike_or_adjacent_stay():
     net = Net(1, 7, 12)
     y = projection(net, "x", 12)

@@ -26,7 +26,7 @@ def join_products(graph: Graph) -> Graph:
 
     Each result is bit-identical: it is the same sum in the same order.
     """
-    if not is_builtin("matmul", "add", "mul"):
+    if not is_builtin("matmul", "linear", "add", "mul"):
         return graph
     groups = list(_groups(graph))
     if not groups:
@@ -44,9 +44,13 @@ def join_products(graph: Graph) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A product by constant weights; its result is that times ``scale``, plus ``bias`` before."""
+    """A product by constant weights; its result is that times ``scale``, plus ``bias`` before.
+
+    ``attrs`` are those of ``matmul_parts`` that it would share.
+    """
 
     node: Node
+    attrs: Attrs
     weights: Array
     bias: Array
     scale: Array
@@ -54,7 +58,7 @@ class _Product:
     @property
     def key(self) -> object:
         """Equal for products that one operator can compute."""
-        return self.node.inputs[0], self.node.op, self.node.attrs, self.weights.shape
+        return self.node.inputs[0], self.node.op, self.attrs, self.weights.shape
 
 
 def _groups(graph: Graph) -> Iterator[list[_Product]]:
@@ -76,19 +80,35 @@ def _groups(graph: Graph) -> Iterator[list[_Product]]:
 
 def _product(graph: Graph, node: Node) -> _Product | None:
     """Returns a product by constants with at most a bias and then a scale per column, or None."""
-    if node.op not in ("matmul", "matmul_heads") or node.attrs["transposeA"]:
+    if node.op not in ("matmul", "matmul_heads", "linear") or node.attrs.get("transposeA"):
         return None
     if node.op == "matmul_heads" and not node.attrs["heads"]:
         return None
     weights = graph.constant(node.inputs[1])
     if weights is None or weight_blocks(weights) is not None or prod(weights.shape[:-2]) != 1:
         return None
-    columns = weights.shape[-2 if node.attrs["transposeB"] else -1]
+    is_linear = node.op == "linear"
+    attrs = Attrs(
+        transposeA=False,
+        transposeB=is_linear or node.attrs["transposeB"],
+        heads=node.attrs.get("heads", 0),
+        linear=is_linear,
+    )
+    columns = weights.shape[-2 if attrs["transposeB"] else -1]
     rows, inner = graph.facts[node.inputs[0]].shape[-2:]
     if not adds_alike(rows * prod(graph.facts[node.inputs[0]].shape[:-2]), inner, columns):
         return None
-    operands = _operands(graph, node, columns)
-    return None if operands is None else _Product(node, weights, *operands)
+    operands = (_linear_operands if is_linear else _operands)(graph, node, columns)
+    return None if operands is None else _Product(node, attrs, weights, *operands)
+
+
+def _linear_operands(graph: Graph, node: Node, columns: int) -> Sequence[Array] | None:
+    """Returns the bias and a neutral scale of each column of ``linear``, or None if the bias is a
+    single number or something follows it."""
+    bias = graph.constant(node.inputs[2])
+    if bias is None or bias.size != columns or node.epilogues:
+        return None
+    return bias.reshape(-1), np.full(columns, NEUTRAL[1], np.float32)
 
 
 def _operands(graph: Graph, node: Node, columns: int) -> Sequence[Array] | None:
@@ -110,18 +130,14 @@ def _operands(graph: Graph, node: Node, columns: int) -> Sequence[Array] | None:
 def _replace(rewriter: GraphRewriter, group: Sequence[_Product]) -> None:
     """Adds the product that computes the results of a group."""
     first = group[0].node
-    axis, name = -2 if first.attrs["transposeB"] else -1, first.outputs[0]
+    shared, name = group[0].attrs, first.outputs[0]
+    axis = -2 if shared["transposeB"] else -1
     operands = (
         rewriter.constant(f"{name}.weights", np.concatenate([p.weights for p in group], axis)),
         rewriter.constant(f"{name}.bias", np.concatenate([p.bias for p in group])),
         rewriter.constant(f"{name}.scale", np.concatenate([p.scale for p in group])),
     )
-    attrs = Attrs(
-        transposeA=False,
-        transposeB=first.attrs["transposeB"],
-        parts=len(group),
-        heads=first.attrs.get("heads", 0),
-    )
+    attrs = Attrs({**shared, "parts": len(group)})
     results = tuple(product.node.outputs[0] for product in group)
     rewriter.append(
         Node("matmul_parts", (first.inputs[0], *operands), results, attrs, first.source)

@@ -133,10 +133,12 @@ def _inner_axis_of_b(attrs: Attrs, shape: tuple[int, ...]) -> int:
     return len(shape) - (1 if attrs["transposeB"] else 2)
 
 
-def _parts_case(a: tuple[int, ...], b: tuple[int, ...], parts: int, heads: int, note: str) -> Case:
+def _parts_case(
+    a: tuple[int, ...], b: tuple[int, ...], parts: int, heads: int, note: str, linear: bool = False
+) -> Case:
     is_flipped = a[-1] != b[-2]
     columns = b[-2] if is_flipped else b[-1]
-    attrs = {**_flip(False, is_flipped), "parts": parts, "heads": heads}
+    attrs = {**_flip(False, is_flipped), "parts": parts, "heads": heads, "linear": linear}
     return Case((a, b, (columns,), (columns,)), attrs, note)
 
 
@@ -208,8 +210,9 @@ define(
         ],
     )
 )
-# A pass puts it in the place of matmuls of one A by constants. The columns of (A B + bias) * scale
-# are `parts` results of equal width; each stores `heads` of its columns before its rows, if not 0.
+# A pass puts it in the place of matmuls of one A by constants, or of `linear`. The columns of
+# (A B + bias) * scale are `parts` results of equal width; each stores `heads` of its columns before
+# its rows, if not 0.
 define(
     OpSpec(
         "matmul_parts",
@@ -228,6 +231,8 @@ define(
             _parts_case((1, 5, 3000), (1, 3000, 420), 3, 2, "in dispatches"),
             _parts_case((5, 0), (0, 6), 2, 0, "a sum of nothing is the bias"),
             _parts_case((0, 8), (8, 6), 2, 0, "no rows"),
+            _parts_case((7, 36), (75, 36), 3, 0, "linear", linear=True),
+            _parts_case((1, 600), (36, 600), 2, 0, "linear, a row", linear=True),
         ],
     )
 )

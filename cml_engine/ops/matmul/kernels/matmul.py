@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cml_engine.ir.block_weights import Blocks, weight_blocks
-from cml_engine.ir.graph import Array, AttrValue, Epilogue, Fact, Node
+from cml_engine.ir.graph import Array, Attrs, AttrValue, Epilogue, Fact, Node
 from cml_engine.ir.layout import C4, C4H, HALF, VECTOR_TYPE
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.common.shapes import collapse, common_batch, contiguous_strides
@@ -243,10 +243,17 @@ def lower_parts(op: Lowering) -> Iterator[Dispatch]:
     parts, heads = op.attrs.parts, op.attrs.heads
     if op.limits.software and all(op.constant(name) is not None for name in op.in_names[1:]):
         for part in range(parts):
-            yield from _lower(_matmul(_lowering_of_part(op, part), heads or None))
+            own = _lowering_of_part(op, part)
+            product = _linear(own) if _joins_linear(op) else _matmul(own, heads or None)
+            yield from _lower(product)
         return
     product = _matmul(_with_epilogues(op), heads or 1)
     yield from _lower(replace(product, parts=parts))
+
+
+def _joins_linear(op: Lowering) -> bool:
+    """Returns True if the parts of ``matmul_parts`` were ``linear``, whose bias is no epilogue."""
+    return bool(op.attrs.get("linear"))
 
 
 def _lowering_of_part(op: Lowering, part: int) -> Lowering:
@@ -258,7 +265,7 @@ def _lowering_of_part(op: Lowering, part: int) -> Lowering:
         value = np.asarray(op.constant(name))
         width = value.shape[axis] // op.attrs.parts
         own = np.take(value, range(part * width, (part + 1) * width), axis)
-        if own.ndim == 1 and np.all(own == own[:1]):
+        if own.ndim == 1 and np.all(own == own[:1]) and not _joins_linear(op):
             own = own[:1]  # a parameter of the kernel
         key = op.pack(f"{name}.part{part}", lambda: own)
         facts[key], constants[key] = Fact("scalar", own.shape), own
@@ -270,17 +277,23 @@ def _lowering_of_part(op: Lowering, part: int) -> Lowering:
     names = (x, slice_of(weights, columns), slice_of(bias, -1), slice_of(scale, -1))
     node = replace(op.node, inputs=names, outputs=op.out_names[part : part + 1])
     graph = op.graph.with_(facts=facts, constants=constants)
-    return _with_epilogues(replace(op, graph=graph, layouts=layouts, node=node))
+    own = replace(op, graph=graph, layouts=layouts, node=node)
+    if _joins_linear(op):
+        own = replace(own, node=replace(node, op="linear", attrs=Attrs()))
+        return _with_epilogues(own, inputs=3)
+    return _with_epilogues(own)
 
 
-def _with_epilogues(op: Lowering) -> Lowering:
-    """Returns the lowering of ``matmul_parts`` with bias and scale as epilogues, unless neutral."""
+def _with_epilogues(op: Lowering, inputs: int = 2) -> Lowering:
+    """Returns the lowering of ``matmul_parts`` with its operands after the first ``inputs``, bias
+    and scale or the scale alone, as epilogues, unless neutral."""
     epilogues = []
-    for name, step, neutral in zip(op.in_names[2:], ("add", "mul"), NEUTRAL, strict=True):
+    steps = zip(op.in_names[2:], ("add", "mul"), NEUTRAL, strict=True)
+    for name, step, neutral in list(steps)[inputs - 2 :]:
         value = op.constant(name)
         if value is None or value.tobytes() != np.full_like(value, neutral).tobytes():
             epilogues.append(Epilogue(step, (name,)))
-    node = replace(op.node, inputs=op.in_names[:2], epilogues=tuple(epilogues))
+    node = replace(op.node, inputs=op.in_names[:inputs], epilogues=tuple(epilogues))
     return replace(op, node=node)
 
 
@@ -301,8 +314,12 @@ def _matmul(op: Lowering, heads: int | None) -> MatrixProduct:
 
 
 def lower_linear(op: Lowering) -> Iterator[Dispatch]:
+    yield from _lower(_linear(op))
+
+
+def _linear(op: Lowering) -> MatrixProduct:
     (x, weights, _), names = op.inputs, op.in_names
-    product = MatrixProduct(
+    return MatrixProduct(
         op,
         a=_matrix(op, 0, (), k_last=True),
         b=_matrix(op, 1, (), k_last=True),
@@ -312,7 +329,6 @@ def lower_linear(op: Lowering) -> Iterator[Dispatch]:
         inner=x.shape[1],
         bias=names[2],
     )
-    yield from _lower(product)
 
 
 def _matrix(op: Lowering, index: int, batch: tuple[int, ...], k_last: bool) -> Matrix:
