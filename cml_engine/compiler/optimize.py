@@ -31,6 +31,7 @@ from cml_engine.compiler.passes.single_factors import move_single_factors
 from cml_engine.compiler.passes.single_values import use_single_values
 from cml_engine.compiler.passes.sink_transposes import sink_transposes
 from cml_engine.compiler.passes.standardize_rows import standardize_rows
+from cml_engine.compiler.passes.transposed_operands import read_transposed
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import check_choices
 from cml_engine.io.frame_gate import yield_to_frame
@@ -49,6 +50,7 @@ STAGES: tuple[tuple[str, Callable[[Graph], Graph], str], ...] = (
     ("common", merge_common_subexpressions, "one result with two readers is computed once"),
     ("transposes", sink_transposes, "before bypass, which makes one or none of two that meet"),
     ("bypass", bypass, "what changes nothing stands between operators that belong together"),
+    ("operands", read_transposed, "after bypass, which merges transposes; before heads"),
     ("groups", normalize_groups, "before others: a map that is not reshaped may lie in blocks"),
     ("slices", fold_slices, "before padding, which takes what is left of a border"),
     ("joins", join_slices, "after slices, which convolutions alone may take"),

@@ -1,0 +1,64 @@
+"""Lets products of matrices read their right operand transposed, without a transpose before it.
+
+Attention needs its keys transposed. Exporters merge that with the transpose of rows and heads, and
+the result is none that a product's stores can replace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cml_engine.compiler.passes.bypass import full_order
+from cml_engine.compiler.passes.cleanup import eliminate_dead_code
+from cml_engine.compiler.passes.infer import infer_node
+from cml_engine.ir.construction import GraphRewriter
+from cml_engine.ir.graph import Attrs, Graph, Node
+from cml_engine.ops.declaration.registry import is_builtin
+
+
+def read_transposed(graph: Graph) -> Graph:
+    """Returns the graph with products that read a matrix transposed, where a transpose of its last
+    two axes precedes them. What else that transpose does, of rows and heads, one of its own does.
+    """
+    if not is_builtin("matmul", "transpose"):
+        return graph
+    found = {node.outputs[0]: t for node in graph.nodes if (t := _transpose_before(graph, node))}
+    if not found:
+        return graph
+    rewriter = GraphRewriter(graph, infer_node)
+    for node in graph.nodes:
+        if transpose := found.get(node.outputs[0]):
+            _replace(rewriter, node, transpose)
+        else:
+            rewriter.nodes.append(node)
+    return eliminate_dead_code(rewriter.finished())
+
+
+def _transpose_before(graph: Graph, node: Node) -> Node | None:
+    """Returns the transpose that the product can make unnecessary, or one of rows and heads."""
+    if node.op != "matmul" or not graph.is_read_once(node.inputs[1]):
+        return None
+    transpose = graph.producers.get(node.inputs[1])
+    if transpose is None or transpose.op != "transpose" or transpose.epilogues:
+        return None
+    order = _order_of_rest(graph, transpose)
+    batch, rank = [*range(len(order) - 3)], len(order)
+    swaps_heads = rank > 2 and order == [*batch, rank - 2, rank - 3, rank - 1]
+    return transpose if swaps_heads or order == [*range(rank)] else None
+
+
+def _order_of_rest(graph: Graph, transpose: Node) -> list[int]:
+    """Returns the order of axes before the last two were swapped."""
+    *leading, row, column = full_order(transpose, graph.facts[transpose.inputs[0]].rank)
+    return [*leading, column, row]
+
+
+def _replace(rewriter: GraphRewriter, node: Node, transpose: Node) -> None:
+    """Adds the product that reads the right operand's last two axes swapped."""
+    left, right = node.inputs[0], transpose.inputs[0]
+    order = _order_of_rest(rewriter.graph, transpose)
+    if order != [*range(len(order))]:
+        name = rewriter.unused_name(f"{transpose.outputs[0]}.rows")
+        right = rewriter.add(transpose, "transpose", (right,), name, axes=order)
+    attrs = Attrs({**node.attrs, "transposeB": not node.attrs["transposeB"]})
+    rewriter.append(replace(node, inputs=(left, right), attrs=attrs))
