@@ -17,6 +17,7 @@
 // SPLIT_HEADS, JOIN_HEADS: C is stored as attention reads it, [batch, head, m, n] of the columns, or
 // [batch, m, head, n] of the batch's last axis; `heads` is their number.
 // PARTS: the columns are 2 to 4 results of equal width, each with its heads: OUT, OUT1, OUT2, OUT3.
+// FLIPPED: the result of this number has its columns before its rows, which are whole vectors.
 
 #if defined(BIAS) || defined(EPI_STEPS)
 #define FINISHES
@@ -82,6 +83,19 @@ uint place_of(uint batch, uint m, uint n)
     return (batch * rows + m) * columns + n;
 #endif
 }
+
+#ifdef FLIPPED
+uint flipped_place(uint batch, uint m, uint n)
+{
+#ifdef PARTS
+    cml_divide_rest(n, PART_COLUMNS);
+#endif
+    return (batch * SPLIT_COLUMNS + n) * ((rows + 3) / 4 * 4) + m;
+}
+#define STORED_AT(part) (part == FLIPPED ? flipped_place(batch, m0 + row, n_of[j]) : at)
+#else
+#define STORED_AT(part) at
+#endif
 
 // A result of column n at its place, written and read.
 #ifdef PARTS
@@ -434,27 +448,27 @@ CML_MAIN
         }
     }
 #endif
-#define STORE_ROWS(result) \
+#define STORE_ROWS(result, part) \
     CML_UNROLL(uint, row, ROWS) { \
         if (row == 0 && LANE_ROWS == 1 || m0 + row < rows) { \
             uint at = place_of(batch, m0 + row, n_of[j]); \
             float sum = cml_sum[row * COLS + j]; \
-            result[at] = IS_LAST ? finish(sum, channels[OF_CHANNEL(row, j)], at) : sum; \
+            result[STORED_AT(part)] = IS_LAST ? finish(sum, channels[OF_CHANNEL(row, j)], at) : sum; \
         } \
     }
     CML_UNROLL(uint, j, COLS) {
 #ifdef PARTS
         // around the rows, so that compilers find each result once
-        if (n_of[j] < PART_COLUMNS) { STORE_ROWS(OUT) }
-        else if (n_of[j] < 2 * PART_COLUMNS) { STORE_ROWS(OUT1) }
+        if (n_of[j] < PART_COLUMNS) { STORE_ROWS(OUT, 0) }
+        else if (n_of[j] < 2 * PART_COLUMNS) { STORE_ROWS(OUT1, 1) }
 #if PARTS > 2
-        else if (n_of[j] < 3 * PART_COLUMNS) { STORE_ROWS(OUT2) }
+        else if (n_of[j] < 3 * PART_COLUMNS) { STORE_ROWS(OUT2, 2) }
 #endif
 #if PARTS > 3
-        else if (n_of[j] < columns) { STORE_ROWS(OUT3) }
+        else if (n_of[j] < columns) { STORE_ROWS(OUT3, 3) }
 #endif
 #else
-        if (n_of[j] < columns) { STORE_ROWS(OUT) }
+        if (n_of[j] < columns) { STORE_ROWS(OUT, 0) }
 #endif
     }
 #else

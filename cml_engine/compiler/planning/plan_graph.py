@@ -21,6 +21,7 @@ from cml_engine.compiler.planning.draft import Draft, NodesRefused, PlanOptions,
 from cml_engine.compiler.planning.layouts import decide_layouts, without_taps
 from cml_engine.compiler.planning.shuffles import store_shuffles
 from cml_engine.compiler.planning.steps import make_steps, place_weights
+from cml_engine.compiler.planning.transposes import store_transposed
 from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.limits import Limits
@@ -35,6 +36,7 @@ PLAN_STAGES: tuple[tuple[str, Callable[[Draft], Draft], str], ...] = (
     ("sharing", share_memory, "lets a result use the memory of an operand, as a reshape does"),
     ("dispatches", lower_nodes, "chooses kernels, and turns operators into dispatches"),
     ("shuffles", store_shuffles, "lets convolutions store what a pixel shuffle would move"),
+    ("transposes", store_transposed, "lets products store what a later one would copy transposed"),
     ("lifetimes", find_lifetimes, "finds the dispatches between which each tensor needs memory"),
     ("views", decide_views, "lets the parts of a concat or split lie in the whole"),
     ("arena", place_arena, "gives every tensor a place, and drops the copies of views"),

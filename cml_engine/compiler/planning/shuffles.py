@@ -32,9 +32,7 @@ def store_shuffles(draft: Draft) -> Draft:
     options = draft.options
     if draft.limits.software or options.keep or not is_builtin("transpose", "reshape"):
         return draft
-    launches, unstored = draft.lowered.dispatches, set(draft.lowered.unstored)
-    fixed = {draft.root(name) for name in (*draft.graph.inputs, *draft.graph.roots)}
-    fixed.update(retained_tensors(draft).values() if options.retain else ())
+    launches, moved, fixed = draft.lowered.dispatches, set[str](), preserved_roots(draft)
     for node in draft.graph.nodes:
         factors = _factors(draft.graph, node)
         source = draft.root(node.inputs[0]) if factors else ""
@@ -42,10 +40,24 @@ def store_shuffles(draft: Draft) -> Draft:
             continue
         if (changed := _without_copy(draft, launches, source, node, factors)) is not None:
             launches = changed
-            unstored |= {n for n in draft.graph.facts if draft.root(n) == source}
-    if launches is draft.lowered.dispatches:
+            moved.add(source)
+    return without_tensors(draft, launches, moved)
+
+
+def preserved_roots(draft: Draft) -> set[str]:
+    """Returns the tensors with memory of their own that must be stored as they are."""
+    preserved = {draft.root(name) for name in (*draft.graph.inputs, *draft.graph.roots)}
+    return preserved | {*(retained_tensors(draft).values() if draft.options.retain else ())}
+
+
+def without_tensors(draft: Draft, launches: Sequence[Launch], tensors: set[str]) -> Draft:
+    """Returns the draft with these dispatches, which do not store ``tensors``."""
+    if not tensors:
         return draft
-    lowered = replace(draft.lowered, dispatches=list(launches), unstored=unstored)
+    names = {name for name in draft.graph.facts if draft.root(name) in tensors}
+    lowered = replace(
+        draft.lowered, dispatches=list(launches), unstored=draft.lowered.unstored | names
+    )
     return replace(draft, lowered=lowered)
 
 
