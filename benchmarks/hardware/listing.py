@@ -19,6 +19,8 @@ FMA, VECTOR, SCALAR, SCALAR_LOAD, MEMORY, SHARED, WAIT, JUMP = CLASSES = (
 )  # fmt: skip
 #: classes whose results a wave waits for
 _LOADS = (SCALAR_LOAD, MEMORY, SHARED)
+#: the counter of stores, where they have one of their own
+_STORES = "stores"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,8 @@ class Instruction:
     """An instruction: its name, its class, and the bytes that a lane (or a scalar) moves.
 
     ``slow`` is its time relative to an addition. ``target`` is the label that it jumps to.
-    ``pending`` is, for a wait, the number of loads of each class that may be outstanding after it.
+    ``pending`` is, for a wait, the number of operations on each counter that may be outstanding
+    after it. ``counter`` counts this operation until it is complete: that of its class by default.
     """
 
     name: str
@@ -35,6 +38,7 @@ class Instruction:
     slow: int = 1
     target: str = ""
     pending: Mapping[str, int] = field(default_factory=dict)
+    counter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,16 +197,17 @@ class Listing:
 def _cycles(stream: Sequence[Instruction], latencies: Latencies, shows_waits: bool) -> float:
     """Returns the cycles of instructions in a row. If the code does not show waits, they wait for
     their loads at their end."""
-    now, issued = 0.0, {kind: list[float]() for kind in _LOADS}
+    now, issued = 0.0, {counter: list[float]() for counter in (*_LOADS, _STORES)}
     for instruction in stream:
         is_vector = instruction.kind in (FMA, VECTOR)
         now += latencies.vector * instruction.slow if is_vector else 1
         if instruction.kind in _LOADS:
-            issued[instruction.kind].append(now + latencies.loads[instruction.kind])
-        for kind, pending in instruction.pending.items():
-            done = issued[kind][: max(len(issued[kind]) - pending, 0)]
+            counter = instruction.counter or instruction.kind
+            issued[counter].append(now + latencies.loads[instruction.kind])
+        for counter, pending in instruction.pending.items():
+            done = issued[counter][: max(len(issued[counter]) - pending, 0)]
             now = max([now, *done])
-            del issued[kind][: len(done)]
+            del issued[counter][: len(done)]
     if not shows_waits:
         now = max([now, *issued[SCALAR_LOAD], *issued[MEMORY], *issued[SHARED]])
     return now
@@ -220,18 +225,21 @@ _AMD_WAITS = ("s_waitcnt", "s_nop", "s_clause", "s_barrier", "s_inst_prefetch", 
               "s_sleep", "s_sendmsg", "s_setprio", "s_code_end")  # fmt: skip
 
 
-def amd_listing(text: str) -> Listing:
-    """Reads ACO's assembly, as LLVM's disassembler prints it for GCN and RDNA."""
+def amd_listing(text: str, is_rdna: bool = True) -> Listing:
+    """Reads ACO's assembly, as LLVM's disassembler prints it for GCN and RDNA.
+
+    RDNA counts stores, and atomic operations that return nothing, by vscnt and not by vmcnt.
+    """
     blocks: list[tuple[str, list[Instruction]]] = []
     for line in text.splitlines():
         if line.startswith("BB") and line.rstrip().endswith(":"):
             blocks.append((line.rstrip()[:-1], []))
-        elif blocks and (instruction := _amd_instruction(line)) is not None:
+        elif blocks and (instruction := _amd_instruction(line, is_rdna)) is not None:
             blocks[-1][1].append(instruction)
     return Listing(blocks)
 
 
-def _amd_instruction(line: str) -> Instruction | None:
+def _amd_instruction(line: str, is_rdna: bool) -> Instruction | None:
     if line.startswith("(invalid"):
         # scalar loads into vcc, which this disassembler does not know; their second word is skipped
         return Instruction("s_buffer_load", SCALAR_LOAD, 16) if "; f4" in line else None
@@ -243,7 +251,9 @@ def _amd_instruction(line: str) -> Instruction | None:
         slow = 4 if _AMD_SLOW.match(name) else 1
         return Instruction(name, FMA if _AMD_FMA.match(name) else VECTOR, slow=slow)
     if name.startswith(("buffer_", "global_", "flat_", "scratch_", "image_")):
-        return Instruction(name, MEMORY, _amd_bytes(name))
+        is_store = "_store" in name or ("_atomic" in name and "glc" not in operands)
+        counter = _STORES if is_rdna and is_store else MEMORY
+        return Instruction(name, MEMORY, _amd_bytes(name), counter=counter)
     if name.startswith("ds_"):
         return Instruction(name, SHARED, _amd_bytes(name))
     if name.startswith(("s_load", "s_buffer_load")):
@@ -267,7 +277,9 @@ def _amd_bytes(name: str) -> int:
 
 
 def _amd_pending(operands: str) -> Iterator[tuple[str, int]]:
-    for counter, number in re.findall(r"(vmcnt|lgkmcnt|vscnt)\((\d+)\)", operands):
+    if stores := re.fullmatch(r"null, (0x[0-9a-f]+)", operands):  # s_waitcnt_vscnt
+        yield _STORES, int(stores[1], 16)
+    for counter, number in re.findall(r"(vmcnt|lgkmcnt)\((\d+)\)", operands):
         if counter == "vmcnt":
             yield MEMORY, int(number)
         elif counter == "lgkmcnt":
@@ -290,6 +302,7 @@ _SASS_CLASSES = (
     (JUMP, ("BRA", "EXIT", "RET", "CALL", "BRX", "JMP")),
 )
 _SASS_SLOW = ("MUFU", "IMAD.WIDE", "IMAD.HI", "I2F", "F2I", "F2F", "POPC")
+_SASS_STORES = ("STG", "ST.", "STL", "RED")
 _SASS_HALVES = ("HFMA2", "HADD2", "HMUL2", "HMNMX2", "HSET")
 
 
@@ -317,4 +330,6 @@ def _sass_instruction(name: str, operands: str, half_time: int) -> Instruction:
     width = re.search(r"\.(8|16|32|64|128)\b", name)
     nbytes = (int(width[1]) // 8 if width else 4) if kind in _LOADS else 0
     usual = half_time if name.startswith(_SASS_HALVES) else 1
-    return Instruction(name, kind, nbytes, 4 if name.startswith(_SASS_SLOW) else usual)
+    slow = 4 if name.startswith(_SASS_SLOW) else usual
+    counter = _STORES if name.startswith(_SASS_STORES) else ""
+    return Instruction(name, kind, nbytes, slow, counter=counter)

@@ -258,8 +258,9 @@ class Radv:
         texts = self._list(function, executable, "Representation", 5, with_data=True)
         code = next((text for name, text in texts if name == "Assembly"), "")
         lanes = int(executables[0].lanes)
+        is_rdna = self._family.startswith("NAVI")
         # RADV counts a wave of 64 lanes on a SIMD of 32 twice
-        width = lanes // 32 if self._family.startswith("NAVI") else 1
+        width = lanes // 32 if is_rdna else 1
         return Kernel(
             registers=number["VGPRs"],
             spills=number["Spilled VGPRs"] + number["Spilled SGPRs"],
@@ -267,7 +268,7 @@ class Radv:
             code_bytes=number["Code size"],
             shared_bytes=number["LDS size"],
             wave=lanes,
-            listing=amd_listing(code),
+            listing=amd_listing(code, is_rdna),
         )
 
     def _list(self, name: str, ref: Any, type: str, number: int, with_data: bool = False) -> Any:

@@ -88,6 +88,32 @@ def test_a_load_ahead_of_its_turn_costs_no_wait():
     )
 
 
+STORES = """\
+BB0:
+\tbuffer_load_dword v1, v0, s[4:7], 0 offen                    ; e0301000
+\tbuffer_store_dword v1, v0, s[8:11], 0 offen glc              ; e0705000
+{wait}
+\tv_add_f32_e32 v2, v2, v1                                     ; 06040302
+"""
+
+
+@pytest.mark.parametrize(
+    ("wait", "on_rdna", "on_gcn"),
+    [
+        ("\ts_waitcnt vmcnt(1)                            ; bf8c3f71", 4, 102),
+        ("\ts_waitcnt vmcnt(0)                            ; bf8c3f70", 102, 103),
+        ("\ts_waitcnt_vscnt null, 0x0                     ; bbfd0000", 103, 4),
+        ("\ts_nop 0                                       ; bf800000", 4, 4),
+    ],
+)
+def test_stores_of_rdna_have_a_counter_of_their_own(wait, on_rdna, on_gcn):
+    text = STORES.format(wait=wait)
+    latencies = Latencies(1, {SCALAR_LOAD: 0, MEMORY: 100, SHARED: 0})
+    for is_rdna, expected in ((True, on_rdna), (False, on_gcn)):
+        alone = amd_listing(text, is_rdna).cycles_alone(Nest(), latencies)
+        assert alone == expected, is_rdna
+
+
 def test_merged_loops_keep_their_products():
     assert amd_listing(RDNA).counts(Nest([3, 5]))[FMA] == 30
 
@@ -117,5 +143,5 @@ def test_nvidias_compiler_takes_products_of_16_bits(tmp_path):
     steps = plan_for(wide_model(), "discrete", halves=True).steps
     keys = [step_key(step, contents) for step in steps if step.defines.get("HALVES")]
     assert len(keys) == 4  # three of Winograd's tiles, one of windows
-    for key in keys[1::2]:
-        assert "0 bytes spill stores" in nvidia.assemble(key, "sm_89", tmp_path), key.label
+    for key, family in zip(keys[1::2], ("sm_89", "sm_90"), strict=True):
+        assert "0 bytes spill stores" in nvidia.assemble(key, family, tmp_path), key.label
