@@ -219,6 +219,19 @@ def test_every_command_that_stores_in_16_bits_can_multiply_in_them():
     assert (options.storage, options.arithmetic) == ("half", "half")
 
 
+def test_info_says_which_arithmetic_is_used(tmp_path, run_cml):
+    model = write(tmp_path / "m.nnef", 1.0, 32)
+    convolutions = sum(node.op == "conv" for node in cml.load(model).nodes)
+    said = f"up to {convolutions} convolutions multiply in 16 bits on hardware with shader-f16"
+    assert said in run_cml(f"info {model} --half-arithmetic").out
+    for options in ("", "--half"):
+        assert "multiply in 16 bits" not in run_cml(f"info {model} {options}").out
+    net = Net(1, 3, 12, 12)
+    plain = tmp_path / "plain.nnef"
+    cml.save(net.graph(net.op("tanh", "x")), plain)
+    assert "multiply in 16 bits" not in run_cml(f"info {plain} --half-arithmetic").out
+
+
 def test_16_bit_arithmetic_is_of_gpu_kernels(model, tmp_path, refused):
     given = f"{model} --random-inputs --half-arithmetic --backend cpu"
     assert "--half-arithmetic needs a GPU" in refused(f"run {given}")

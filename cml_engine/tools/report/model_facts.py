@@ -77,7 +77,9 @@ class ModelFacts:
         if self.graph.cooked_form is not None:
             return CookedInfo.of(self.graph)
         plan, options = self._plan(Machine(PORTABLE, "")), self.options
-        return ModelInfo.of(self.graph, plan, options.storage, why_direct(self.graph, options))
+        halves = sum("halves" in node.attrs for node in self.optimized.nodes)
+        direct = why_direct(self.graph, options)
+        return ModelInfo.of(self.graph, plan, options.storage, direct, halves)
 
     @cached_property
     def _target(self) -> Machine:

@@ -25,6 +25,10 @@ REFERENCE_FLOPS = 1e12
 REFERENCE_BYTES_PER_S = 50e9
 _STEP_OVERHEAD_S = 5e-6
 _HALF_NOTE = "storage    16 bits for feature maps between operators and the weights that meet them"
+_PRODUCTS_NOTE = (
+    "arithmetic up to {} convolutions multiply in 16 bits on hardware with shader-f16, where that "
+    "is faster; in 32 bits on other devices"
+)
 _DIRECT_NOTE = "3x3 convs  by their windows, without Winograd"
 #: the limits that WebGPU guarantees, with unlimited memory: a device itself reports a model that is
 #: too large for it, and this table must show how large the model is
@@ -112,10 +116,17 @@ class ModelInfo:
     on_cpu: tuple[str, ...] = ()
     #: the reason why convolutions are computed without Winograd's tiles, or ""
     direct: str = ""
+    #: the convolutions that may multiply in 16 bits
+    half_products: int = 0
 
     @classmethod
     def of(
-        cls, graph: Graph, plan: Plan, storage: Storage = "float", direct: str = ""
+        cls,
+        graph: Graph,
+        plan: Plan,
+        storage: Storage = "float",
+        direct: str = "",
+        half_products: int = 0,
     ) -> ModelInfo:
         """Returns the facts about a graph and its plan for :data:`PORTABLE` limits.
 
@@ -146,6 +157,7 @@ class ModelInfo:
             on_cpu=tuple(map(str, plan.cpu_parts)),
             reuse=ReuseInfo.of(graph, PORTABLE, storage) if several else None,
             direct=direct,
+            half_products=half_products,
         )
 
     def __str__(self) -> str:
@@ -163,6 +175,7 @@ class ModelInfo:
             ),
             *(f"no kernel  on the CPU: {part}" for part in self.on_cpu),
             *([_HALF_NOTE] if self.storage == "half" else []),
+            *([_PRODUCTS_NOTE.format(self.half_products)] if self.half_products else []),
             *([f"{_DIRECT_NOTE}: {self.direct}"] if self.direct else []),
             *self._few_bits_lines(),
             *(self.reuse.lines() if self.reuse else []),
