@@ -21,6 +21,7 @@ float reflected(float at, float end)
 }
 
 // Converts a coordinate of -1 to 1 to index units, and applies the border rule if it is outside.
+// Cubic taps beyond a repeated edge are clamped one by one in index_of.
 float position(float given, uint axis)
 {
     float size = float(in_extent(axis));
@@ -31,7 +32,7 @@ float position(float given, uint axis)
     if (method == NEAREST) { at = cml_round_even(at); }
     float low = first_edge();
     bool outside = at < low || at > end - low;
-    if (outside && border == REPLICATE) { at = clamp(at, 0.0, end); }
+    if (outside && border == REPLICATE && method != CUBIC) { at = clamp(at, 0.0, end); }
     if (outside && border == REFLECT) { at = reflected(at, end); }
     return at;
 }

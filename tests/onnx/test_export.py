@@ -50,8 +50,6 @@ OPEN = {
     ("grid_sample", "far outside, NaN and corners"): "what a position that is NaN reads",
     ("roi_align", "NaN, infinite, far outside"): "ONNX Runtime refuses such regions",
 }
-#: cases that ONNX's own evaluator judges: ONNX Runtime clamps positions before a cubic
-BY_REFERENCE = {("grid_sample", "cubic", "replicate")}
 #: missing in ONNX Runtime for opset 26, but not in ONNX's own evaluator
 LACKING = {"to_bits", "from_bits", "roi_align"}
 #: refused at opset 20: the operator, and a part of the message
@@ -89,8 +87,7 @@ def test_every_case_of_an_operator(op):
         if (op, case.note) in OPEN:
             continue
         a = case.attrs
-        by_reference = (op, a.get("method"), a.get("border")) in BY_REFERENCE
-        actual = (reference if by_reference else run_onnx)(data, inputs)
+        actual = run_onnx(data, inputs)
         expected = on_cpu(graph, inputs)
         assert difference(actual, expected) == "", f"{case.id} constants={constants}"
         if a.get("fill", -1) == -1:  # ONNX has no other fill

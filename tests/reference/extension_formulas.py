@@ -170,7 +170,7 @@ def _grid_sample(x, grid, method="linear", border="constant", align_corners=Fals
     ):
         at = (np.where(np.isnan(given), 0, given) + 1) * (extent - 1 + 2 * edge) / 2 - edge
         at = np.rint(at) if method == "nearest" else at
-        if border == "replicate":
+        if border == "replicate" and method != "cubic":
             is_far = (at < -edge) | (at > extent - 1 + edge)
             at = np.where(is_far, at.clip(0, extent - 1), at)
         samplings.append((at, (KERNELS[method], rule), letter))

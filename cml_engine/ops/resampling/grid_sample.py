@@ -72,12 +72,13 @@ def _positions(grid: Array, extent: int, attrs: Attrs) -> Array:
 def _bordered(positions: Array, extent: int, attrs: Attrs) -> Array:
     """Returns the positions with those outside the axis moved inside, as the border demands.
 
-    With a constant border they stay outside.
+    With a constant border they stay outside. So do cubic positions beyond a repeated edge, because
+    each of their taps is clamped by itself, as in PyTorch and ONNX Runtime.
     """
     low = 0.0 if attrs.align_corners else -0.5
     high = extent - 1 - low
     outside = (positions < low) | (positions > high)
-    if attrs.border == "replicate":
+    if attrs.border == "replicate" and attrs.method != "cubic":
         return np.where(outside, positions.clip(0, extent - 1), positions)
     if attrs.border == "reflect":
         return np.where(outside, _reflected(positions, low, high), positions)

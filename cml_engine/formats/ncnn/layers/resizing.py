@@ -128,13 +128,12 @@ def _cubic(t: Array) -> Array:
     return np.where(t <= 1, inner, outer)
 
 
-@converts("GridSample", params="0-3", inputs=(2, 2), limits="reflection, cubic beyond a border")
+@converts("GridSample", params="0-3", inputs=(2, 2), limits="reflection")
 def _grid_sample(layer: NcnnLayer, x: NcnnTensor, grid: NcnnTensor) -> NcnnTensor:
     """Converts GridSample, which samples ``x`` at the positions of ``grid``.
 
     A grid stored as planes is transposed first. Raises an error for reflection at the border,
-    and for cubic sampling with repeated edges, because ncnn's values differ from PyTorch's
-    there.
+    because ncnn's values differ from PyTorch's there.
     """
     sampling, padding = layer.integer(0, 1), layer.integer(1, 1)
     method = {1: "linear", 2: "nearest", 3: "cubic"}.get(sampling)
@@ -145,8 +144,6 @@ def _grid_sample(layer: NcnnLayer, x: NcnnTensor, grid: NcnnTensor) -> NcnnTenso
     if len(grid.extents) != 1 + axes:
         raise layer.damaged_error(f"positions of {len(grid.extents)} axes")
     is_aligned = bool(layer.integer(2))
-    if (method, border) == ("cubic", "replicate"):
-        raise layer.unsupported_error(f"{method} sampling with padding {padding}")
     if layer.integer(3):
         grid = grid.permute([*range(1, 1 + axes), 0])
     return x.grid_sample(grid, method=method, border=border, align_corners=is_aligned)
