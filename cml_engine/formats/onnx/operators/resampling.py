@@ -41,6 +41,8 @@ class ResizeAxis:
     extent: int
     size: int
     scale: float
+    #: True if the model states the scale; False if the scale is the ratio of the extents
+    is_scaled: bool = True
     region: tuple[float, float] = (0.0, 1.0)
 
     @property
@@ -52,6 +54,10 @@ class ResizeAxis:
 #: axis grows, up if it shrinks
 _BEFORE_11 = "before 11"
 _CROP = "tf_crop_and_resize"
+#: the coordinates whose positions are computed in float32 by a scale
+_SINGLE = ("asymmetric", "half_pixel", "pytorch_half_pixel")
+#: how far from the middle between two elements ONNX Runtime takes a position for the middle
+_TIE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +143,8 @@ def resize(
             if extents is None
             else extents[i]
         )
-        resized[axis] = ResizeAxis(n, size, factors[i], regions[i])
+        is_scaled = extents is None or keep_aspect_ratio_policy != "stretch"
+        resized[axis] = ResizeAxis(n, size, factors[i], is_scaled, regions[i])
     rule = ResizeRule(
         mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, exclude_outside,
         antialias, extrapolation_value,
@@ -217,12 +224,13 @@ def _by_axes(x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) -> Value:
     for axis_index, axis in enumerate(axes):
         if not axis.changes and not (crop and axis.region != (0.0, 1.0)):
             continue
-        positions = _positions(axis, rule.coordinates)
+        # the nearest element depends on rounding: ONNX Runtime divides by a scale in float32
+        is_single = nearest and axis.is_scaled and rule.coordinates in _SINGLE
+        dtype = np.float32 if is_single else np.float64
+        positions = _positions(axis, rule.coordinates, dtype).astype(np.float64)
         if crop:
             outside.append((axis_index, (positions < 0) | (positions > axis.extent - 1)))
         if nearest:
-            if rule.nearest == _BEFORE_11:
-                positions = np.arange(axis.size, dtype=np.float32) / np.float32(axis.scale)
             indices = _round_places(positions, rule.nearest, axis.scale).clip(0, axis.extent - 1)
             y = y.gather(Value.known(indices.astype(np.int64)), axis=axis_index)
         else:
@@ -236,15 +244,20 @@ def _by_axes(x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) -> Value:
     return y.like(x)
 
 
-def _positions(axis: ResizeAxis, coordinates: str) -> Array:
+def _positions(axis: ResizeAxis, coordinates: str, dtype: type[np.floating]) -> Array:
     """Returns an array with the position of each result on the source axis, in source elements.
 
-    ``coordinates`` is ONNX's ``coordinate_transformation_mode``.
+    ``coordinates`` is ONNX's ``coordinate_transformation_mode``, ``dtype`` the type of the
+    arithmetic.
     """
-    i = np.arange(axis.size, dtype=np.float64)
-    n, size, scale = axis.extent, axis.size, axis.scale
+    i: Array = np.arange(axis.size, dtype=dtype)
+    n, size, scale = axis.extent, axis.size, dtype(axis.scale)
+
+    def on_source(places: Array) -> Array:
+        return places / scale if axis.is_scaled else places * n / size
+
     if coordinates == "asymmetric":
-        return i / scale
+        return on_source(i)
     if coordinates == "align_corners":
         return i * (n - 1) / (n * scale - 1) if n * scale != 1 else np.zeros(size)
     if coordinates == _CROP:
@@ -252,11 +265,11 @@ def _positions(axis: ResizeAxis, coordinates: str) -> Array:
         if size > 1:
             return start * (n - 1) + i * (end - start) * (n - 1) / (size - 1)
         return np.full(size, 0.5 * (start + end) * (n - 1))
-    centres = (i + 0.5) / scale
+    centres = on_source(i + dtype(0.5))
     if coordinates == "tf_half_pixel_for_nn":
         return centres
     if coordinates == "half_pixel_symmetric":
-        return n / 2 * (1 - size / (n * scale)) + centres - 0.5
+        return float(n / 2 * (1 - size / (n * scale))) + centres - 0.5
     if coordinates == "pytorch_half_pixel" and size == 1:
         return np.zeros(size)
     return centres - 0.5
@@ -266,9 +279,9 @@ def _round_places(positions: Array, rounding: str, scale: float) -> Array:
     if rounding == _BEFORE_11:
         rounding = "ceil" if scale < 1 else "floor"
     if rounding == "round_prefer_floor":
-        return np.ceil(positions - 0.5)
+        return np.ceil(positions - 0.5 - _TIE)
     if rounding == "round_prefer_ceil":
-        return np.floor(positions + 0.5)
+        return np.floor(positions + 0.5 + _TIE)
     return np.floor(positions) if rounding == "floor" else np.ceil(positions)
 
 
