@@ -60,7 +60,11 @@ FORMS = {
         (7, "y = Mul(x, v)"),
         (7, "y = ArgMin(x)"),
         (10, "y = QuantizeLinear(x, scale, zero)"),
+        (12, "y = Celu(x, alpha=0.5)"),
+        (12, "y = Celu(x, alpha=-0.5)"),
     ],
+    (2, 3, 0): [(13, f"y = Flatten(x, axis={axis})") for axis in (0, 1, 2, 3, -1)],
+    (0, 3, 2): [(13, f"y = Flatten(x, axis={axis})") for axis in (0, 1, -1)],
     (5, 3, 4): [
         (7, "y, z = LSTM(x, W, R, B, hidden_size=2, direction='bidirectional')"),
         (14, "y, z = LSTM(x, W, R, B, hidden_size=2, direction='bidirectional', clip=0.5)"),

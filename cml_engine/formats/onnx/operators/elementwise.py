@@ -462,7 +462,14 @@ op("QuickGelu", "silu; or mul, sigmoid", domain=MICROSOFT)(
     lambda x, *, alpha=1.702: swish(x, alpha=alpha)
 )
 op("SwiGLU", "silu, mul")(lambda x, gate, *, alpha=1.0: swish(x, alpha=alpha) * gate)
-op("Celu", "mul, elu")(lambda x, *, alpha=1.0: (x * (1 / alpha)).elu(alpha=1.0) * alpha)
+
+
+@op("Celu", "mul, elu; or exp, sub, select")
+def celu(x: Value, *, alpha: float = 1.0) -> Value:
+    scaled = x * (1 / alpha)
+    if alpha > 0:
+        return scaled.elu(alpha=1.0) * alpha
+    return x.lt(0.0).select((scaled.exp() - 1.0) * alpha, x)
 
 
 @op("Softsign", "abs, add, div")

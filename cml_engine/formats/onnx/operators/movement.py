@@ -66,7 +66,7 @@ def flatten(x: Value, *, axis: int = 1) -> Value:
         raise InvalidNode(f"axis {axis} of {x}")
     split_axis = axis if axis >= 0 else axis + x.rank
     halves = [range(split_axis), range(split_axis, x.rank)]
-    return reshaped(x, [number_of(x, half) for half in halves])
+    return reshaped(x, [number_of(x, half) for half in halves], copies_zero=False)
 
 
 @op("Squeeze", "squeeze")
