@@ -2,34 +2,19 @@
 //
 // A workgroup copies items of one part: those of part k begin with workgroup begin(k). Its window has
 // RANK dimensions, innermost first, with the part's strides in the source and the result's own.
-// Items are 32-bit words of any type.
+// Items are 32-bit words of any type. ITEM sets `value` to the item of a part at `at` of its source.
+//
+// CHAIN: ITEM computes some parts, from float32 sources, numbers attr(i), and the channel of the item,
+// which is its index of dimension CHAIN.
 #include "divide.hlsli"
+#ifdef CHAIN
+#include "integer_rule.hlsli"
+#include "integral.hlsli"
+#include "pointwise.hlsli"
+#include "seal.hlsli"
+#endif
 
 #define SELECT(k) if (PARTS > k && group >= begin(k)) { part = k; }
-#define LOAD(k) else if (part == k) { value = T##k[at]; }
-
-uint item(uint part, uint at)
-{
-    uint value = 0;
-    if (part == 0) { value = T0[at]; }
-    LOAD(1)
-#if PARTS > 2
-    LOAD(2)
-#endif
-#if PARTS > 3
-    LOAD(3)
-#endif
-#if PARTS > 4
-    LOAD(4)
-#endif
-#if PARTS > 5
-    LOAD(5)
-#endif
-#if PARTS > 6
-    LOAD(6)
-#endif
-    return value;
-}
 
 CML_MAIN
 {
@@ -45,15 +30,21 @@ CML_MAIN
     CML_UNROLL(uint, k, ITEMS) {
         uint rest = first + k * GROUP;
         if (rest < size(part)) {
-            uint src = src_offset(part);
+            uint at = src_offset(part);
             uint dst = dst_offset(part);
+            uint channel = 0;
             CML_UNROLL(uint, d, RANK) {
                 uint index = rest;
                 if (d + 1 < RANK) { rest = cml_divide_rest(index, shape(part * RANK + d)); }
-                src += index * src_stride(part * RANK + d);
+#ifdef CHAIN
+                if (d == CHAIN) { channel = index; }
+#endif
+                at += index * src_stride(part * RANK + d);
                 dst += index * dst_stride(part * RANK + d);
             }
-            OUT[dst] = item(part, src);
+            uint value = 0;
+            ITEM
+            OUT[dst] = value;
         }
     }
 }

@@ -289,6 +289,11 @@ class Draft:
         """Returns the tensor that owns the memory of tensor ``name``, if no tensor is a view."""
         return self.sharing.alias.get(name, name)
 
+    def is_overwritten(self, name: str) -> bool:
+        """Returns True if a result takes the memory of a tensor after its last reader."""
+        root = self.root(name)
+        return any(self.root(result) == root for result in self.sharing.in_place)
+
     def nbytes(self, name: str) -> int:
         """Returns the bytes of a tensor in its layout, or of a scratch tensor."""
         scratch = self.lowered.scratch.get(name)

@@ -1,13 +1,14 @@
 """The operator ``concat_windows``: a window of each operand, concatenated, in one dispatch.
 
 No model has it: a pass puts it in the place of a ``concat`` of slices
-(``compiler/passes/join_slices.py``). Shader: ``shaders_hlsl/movement/windows.hlsl``.
+(``compiler/passes/join_slices.py``). On hardware, planning may let it compute operands
+(``compiler/planning/operands.py``). Shader: ``shaders_hlsl/movement/windows.hlsl``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -29,13 +30,14 @@ from cml_engine.ops.declaration.spec import (
     Traits,
     engine_kernel,
 )
+from cml_engine.ops.elementwise.kernels.elementwise import CHAIN, Link, chain_statements
 from cml_engine.ops.movement.strided_copy import Copy, Dim, box, copy_regions
 
 #: tensors that one dispatch reads: with its result, as many as every device of WebGPU's binds
 MAX_PARTS = 7
 _GROUP, _ITEMS = 64, 2
-#: dimensions of the windows of one dispatch, by variant: few need more than the first
-_RANKS = (4, MAX_RANK)
+#: dimensions of the windows of one dispatch, by variant: each is a division for every item
+_RANKS = (3, 4, MAX_RANK)
 _DIMS = "shape src_stride dst_stride"
 _KERNEL = engine_kernel(
     "movement/windows.hlsl",
@@ -43,6 +45,41 @@ _KERNEL = engine_kernel(
     + "".join(f" {name}:u{MAX_PARTS * MAX_RANK}" for name in _DIMS.split()),
     group=_GROUP,
 )
+#: the most numbers that formulas of computed parts take
+MAX_NUMBERS = 64
+_COMPUTING = replace(_KERNEL, params=f"{_KERNEL.params} attr:f{MAX_NUMBERS}")
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Formulas that compute a part from what is copied otherwise, which is their operand 0.
+
+    Each other operand is the name of a tensor with a single value, or numbers: one for all
+    channels, or one for each.
+    """
+
+    links: Sequence[Link]
+    operands: Sequence[str | tuple[float, ...]]
+
+    @property
+    def numbers(self) -> list[float]:
+        """The values of the formulas' attributes, and the numbers of the operands, in order."""
+        values = [value for link in self.links for value in link.values]
+        operands = [n for operand in self.operands if not isinstance(operand, str) for n in operand]
+        return [*values, *operands]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A window of the tensor ``source``, of float32 if it has a chain.
+
+    The copy of a part with a chain has a dimension for each of the result's, or for each but the
+    first if that has one item.
+    """
+
+    source: str
+    copy: Copy
+    chain: Chain | None = None
 
 
 def _shapes(attrs: Attrs) -> list[tuple[int, ...]]:
@@ -68,37 +105,61 @@ def _cpu(attrs: Attrs, *values: Array) -> Array:
     return np.concatenate(windows, attrs.axis)
 
 
-def _copies(op: Lowering) -> list[Copy]:
-    """Returns the copy of each window from its operand to the result."""
-    axis, target = op.attrs.axis, contiguous_strides(op.outputs[0].shape)
-    offsets = [0, *accumulate(op.attrs.counts)]
-    copies = []
-    for x, first, shape, at in zip(
-        op.inputs, op.attrs.begins, _shapes(op.attrs), offsets, strict=False
-    ):
-        source = contiguous_strides(x.shape)
-        offset = sum(s * b for s, b in zip(source, first, strict=True))
-        copies.append(box(shape, source, target, offset, at * target[axis]))
-    return copies
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The window of an operand: its shape, where it begins, and its offset in the result."""
+
+    shape: tuple[int, ...]
+    begin: Sequence[int]
+    offset: int
+
+
+def windows_of(attrs: Attrs, target: Fact) -> list[Window]:
+    """Returns the windows of the operands that are concatenated to ``target``."""
+    stride = contiguous_strides(target.shape)[attrs.axis]
+    offsets = [at * stride for at in accumulate(attrs.counts, initial=0)][:-1]
+    return list(map(Window, _shapes(attrs), attrs.begins, offsets))
+
+
+def copied_part(name: str, source: Fact, window: Window, target: Fact) -> Part:
+    """Returns the part that is a copy of a window of the tensor ``name``."""
+    strides = contiguous_strides(source.shape)
+    offset = sum(s * b for s, b in zip(strides, window.begin, strict=True))
+    to = contiguous_strides(target.shape)
+    return Part(name, box(window.shape, strides, to, offset, window.offset))
 
 
 def _lower(op: Lowering) -> Iterator[Dispatch]:
-    copies, target = _copies(op), op.out_names[0]
-    if op.limits.software or len(copies) == 1:
+    result, target = op.outputs[0], op.out_names[0]
+    parts = [
+        copied_part(name, fact, window, result)
+        for name, fact, window in zip(
+            op.in_names, op.inputs, windows_of(op.attrs, result), strict=True
+        )
+    ]
+    if op.limits.software or len(parts) == 1:
         # a launch costs little there, and copies of single kinds have faster loops
-        for name, copy in zip(op.in_names, copies, strict=True):
-            yield from copy_regions(op, name, target, copy)
+        for part in parts:
+            yield from copy_regions(op, part.source, target, part.copy)
         return
-    if op.outputs[0].size:
-        yield _in_one(op.in_names, target, copies)
+    if result.size:
+        yield launch_parts(parts, target)
 
 
-def _in_one(sources: Sequence[str], target: str, copies: Sequence[Copy]) -> Dispatch:
-    rank = next(r for r in _RANKS if r >= max(len(copy.dims) for copy in copies))
+def launch_parts(parts: Sequence[Part], target: str, rank: int = 0) -> Dispatch:
+    """Returns the dispatch that writes all parts to ``target``, which has rank ``rank`` if it has
+    computed parts."""
+    copies = [part.copy for part in parts]
+    dimensions = next(r for r in _RANKS if r >= max(len(copy.dims) for copy in copies))
     begins = [0, *accumulate(-(-copy.size // (_GROUP * _ITEMS)) for copy in copies)]
     # the shader counts from the innermost
-    dims = [[*copy.dims[::-1], *[Dim(1, 0, 0)] * (rank - len(copy.dims))] for copy in copies]
+    dims = [[*c.dims[::-1], *[Dim(1, 0, 0)] * (dimensions - len(c.dims))] for c in copies]
     flat = [dim for part in dims for dim in part]
+    chains = [part.chain for part in parts if part.chain]
+    sources = tuple(
+        dict.fromkeys([part.source for part in parts] + [n for c in chains for n in _singles(c)])
+    )
+    numbers = [number for chain in chains for number in chain.numbers]
     return Dispatch(
         groups=begins.pop(),
         tensors=(*sources, target),
@@ -110,15 +171,52 @@ def _in_one(sources: Sequence[str], target: str, copies: Sequence[Copy]) -> Disp
             "shape": [dim.extent for dim in flat],
             "src_stride": [dim.src for dim in flat],
             "dst_stride": [dim.dst for dim in flat],
+            **({"attr": numbers or [0.0]} if chains else {}),
         },
         defines={
             "PARTS": len(copies),
-            "RANK": rank,
+            "RANK": dimensions,
             "ITEMS": _ITEMS,
-            "OUT": f"T{len(copies)}",
-            **{f"T{i}_TYPE": "uint" for i in range(len(copies) + 1)},
+            "ITEM": _item(parts, {name: f"T{i}" for i, name in enumerate(sources)}),
+            "OUT": f"T{len(sources)}",
+            **{f"T{i}_TYPE": "uint" for i in range(len(sources) + 1)},
+            **({CHAIN: rank - 2} if chains else {}),
         },
+        kernel=_COMPUTING if chains else None,
     )
+
+
+def _singles(chain: Chain) -> list[str]:
+    return [operand for operand in chain.operands if isinstance(operand, str)]
+
+
+def _item(parts: Sequence[Part], slots: Mapping[str, str]) -> str:
+    """Returns HLSL that sets ``value`` to the item of a part at ``at``."""
+    statements, first = [], 0
+    for k, part in enumerate(parts):
+        source, chain = f"{slots[part.source]}[at]", part.chain
+        if chain is None:
+            text = f"value = {source};"
+        else:
+            text = _computed(chain, source, slots, first)
+            first += len(chain.numbers)
+        statements.append(f"if (part == {k}) {{ {text} }}")
+    return " else ".join(statements)
+
+
+def _computed(chain: Chain, source: str, slots: Mapping[str, str], first: int) -> str:
+    """Returns HLSL that computes an item of a part; ``first`` is the index of its first number."""
+    loads = [f"asfloat({source})"]
+    at = first + sum(len(link.values) for link in chain.links)
+    for operand in chain.operands:
+        if isinstance(operand, str):
+            loads.append(f"asfloat({slots[operand]}[0])")
+            continue
+        loads.append(f"attr({at} + channel)" if len(operand) > 1 else f"attr({at})")
+        at += len(operand)
+    operands = [f"float p{i} = {load};" for i, load in enumerate(loads)]
+    statements = chain_statements(chain.links, ["float"] * len(loads), "float", first)
+    return " ".join([*operands, *statements, f"value = asuint(r{len(chain.links) - 1});"])
 
 
 def _cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:

@@ -154,19 +154,27 @@ def _params(
 
 
 def _chain_defines(chain: Sequence[Link], inputs: Sequence[Fact], out: Fact) -> Defines:
-    """Returns the defines ``CHAIN`` and ``LAST`` of a chain's kernel.
+    """Returns the defines ``CHAIN`` and ``LAST`` of a chain's kernel."""
+    kinds = [HLSL_TYPE[fact.dtype] for fact in inputs]
+    statements = chain_statements(chain, kinds, HLSL_TYPE[out.dtype])
+    return {CHAIN: " ".join(statements), "LAST": f"r{len(chain) - 1}"}
 
-    ``CHAIN`` has statements that store the result of link i in ``r<i>``. Values between links
-    pass through ``cml_sealed``, because drivers fuse a product and a sum into one multiply-add,
-    and simplify ``(a + b) - b`` to ``a``. All operands but the first use another seal, because
-    drivers simplify ``a - a`` to 0 even if ``a`` is infinite.
+
+def chain_statements(
+    chain: Sequence[Link], kinds: Sequence[str], element: str, first: int = 0
+) -> list[str]:
+    """Returns HLSL statements that store the result of link i of a chain in ``r<i>``.
+
+    Operand k is ``p<k>``, of the type ``kinds[k]``; the values of attributes are ``attr(i)`` from
+    ``first`` on. Values between links pass through ``cml_sealed``, because drivers fuse a product
+    and a sum into one multiply-add, and simplify ``(a + b) - b`` to ``a``. All operands but the
+    first use another seal, because drivers simplify ``a - a`` to 0 even if ``a`` is infinite.
     """
-    element = HLSL_TYPE[out.dtype]
-    statements, first = [], 0
+    statements = []
     for i, link in enumerate(chain):
         operands = []
         for j, (letter, k) in enumerate(zip(LETTERS, link.operands, strict=False)):
-            hlsl_type = element if k < 0 else HLSL_TYPE[inputs[k].dtype]
+            hlsl_type = element if k < 0 else kinds[k]
             value = f"r{~k}" if k < 0 else f"p{k}"
             if k < 0 or k in link.operands[:j]:
                 value = f"cml_sealed{'_too' if j else ''}({value})"
@@ -174,7 +182,7 @@ def _chain_defines(chain: Sequence[Link], inputs: Sequence[Fact], out: Fact) -> 
         text = link.formula.expression([f"attr({first + j})" for j in range(len(link.values))])
         statements.append(f"{element} r{i}; {{ {' '.join(operands)} r{i} = {element}({text}); }}")
         first += len(link.values)
-    return {CHAIN: " ".join(statements), "LAST": f"r{len(chain) - 1}"}
+    return statements
 
 
 def _defines(inputs: Sequence[Operand], out: Operand, width: int, splat: Sequence[bool]) -> Defines:
