@@ -82,6 +82,8 @@ def _rows(p: Values, d: Values) -> Nest:
 
 _NESTS: dict[str, Callable[[Values, Values], Nest]] = {
     "conv": _conv,
+    # a wave skips the rows of others
+    "conv_chain": lambda p, d: Nest([1]),
     "conv_row_tile": _line,
     "conv_phases": _line,
     "conv_plain": _plain,

@@ -1,8 +1,6 @@
 // Stores four channels of a conv's result: adds the bias, applies the epilogue, writes the layout.
 // BIAS is the buffer of the bias in blocks of four; OUT is plain, or in blocks if OUT_C4, which are
 // two 64-bit integers if WIDE_OUTPUT. FULL: every block has four channels.
-// SHUFFLE_Y and SHUFFLE_X: a plain OUT is enlarged by these factors, and every SHUFFLE_Y * SHUFFLE_X
-// channels are one channel's neighbours of each position.
 #ifndef CML_CONV_STORE
 #define CML_CONV_STORE
 
@@ -43,24 +41,7 @@ Block cml_block(uint number) {
     return block;
 }
 
-#ifdef SHUFFLE_Y
-#ifndef RESULT_SIZE
-#define RESULT_SIZE(axis) y_size(axis)
-#endif
-
-// Returns the place of a channel's result in the enlarged map.
-uint shuffled(uint image, uint channel, uint at) {
-    uint row_length = uint(RESULT_SIZE(2)), column = at;
-    uint line = cml_divide_rest(column, row_length);
-    uint part = channel % (SHUFFLE_Y * SHUFFLE_X);
-    uint map = image * (out_c / (SHUFFLE_Y * SHUFFLE_X)) + channel / (SHUFFLE_Y * SHUFFLE_X);
-    line = (map * uint(RESULT_SIZE(1)) + line) * SHUFFLE_Y + part / SHUFFLE_X;
-    return (line * row_length + column) * SHUFFLE_X + part % SHUFFLE_X;
-}
-#define PLACE shuffled(image, channel, at)
-#else
-#define PLACE to
-#endif
+#include "conv_shuffle.hlsli"
 
 // Stores a block at position `at` of `volume`. Lanes past the last channel become zeros.
 void cml_store(NUMBER4 sums, Block block, uint image, uint at, uint volume) {

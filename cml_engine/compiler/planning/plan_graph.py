@@ -20,6 +20,7 @@ from cml_engine.compiler.planning.dispatches import lower_nodes
 from cml_engine.compiler.planning.draft import Draft, NodesRefused, PlanOptions, Sibling, Storage
 from cml_engine.compiler.planning.layouts import decide_layouts, without_taps
 from cml_engine.compiler.planning.operands import compute_operands
+from cml_engine.compiler.planning.pointwise import chain_pointwise
 from cml_engine.compiler.planning.shuffles import store_shuffles
 from cml_engine.compiler.planning.steps import make_steps, place_weights
 from cml_engine.compiler.planning.transposes import store_transposed
@@ -39,6 +40,7 @@ PLAN_STAGES: tuple[tuple[str, Callable[[Draft], Draft], str], ...] = (
     ("shuffles", store_shuffles, "lets convolutions store what a pixel shuffle would move"),
     ("transposes", store_transposed, "lets products store what a later one would copy transposed"),
     ("operands", compute_operands, "lets a concat of windows compute what only it reads"),
+    ("pointwise", chain_pointwise, "computes small convolutions of one tap in one dispatch"),
     ("lifetimes", find_lifetimes, "finds the dispatches between which each tensor needs memory"),
     ("views", decide_views, "lets the parts of a concat or split lie in the whole"),
     ("arena", place_arena, "gives every tensor a place, and drops the copies of views"),

@@ -1,0 +1,166 @@
+"""Computes convolutions of one tap, one after the other, in one dispatch.
+
+Small maps take less time than a launch of 3 µs. A workgroup has all channels of some positions in
+groupshared memory, so the next convolution needs no other workgroup. On hardware alone: a software
+driver launches for less, and its kernels multiply faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from cml_engine.compiler.planning.arena import retained_tensors
+from cml_engine.compiler.planning.draft import Draft, Launch
+from cml_engine.ir.block_weights import weight_blocks
+from cml_engine.ir.graph import Graph, Node
+from cml_engine.ir.layout import C4, PLAIN
+from cml_engine.ops.conv.kernels.conv_chain import (
+    KERNEL,
+    MOST_CHANNELS,
+    Layer,
+    fits,
+    groups_of,
+    is_possible,
+    launch_chain,
+    pack_layers,
+)
+from cml_engine.ops.conv.shapes import ConvShape, conv_shape
+from cml_engine.ops.declaration.registry import formula_of, is_builtin
+from cml_engine.ops.declaration.spec import Cost, Defines
+from cml_engine.ops.declaration.split_bindings import SplitBinding
+
+#: a larger map fills a card with tiles of more positions, which multiply faster
+_MOST_GROUPS = 512
+
+
+def chain_pointwise(draft: Draft) -> Draft:
+    """Returns the draft with runs of small convolutions of one tap as one dispatch each; on
+    hardware alone."""
+    graph, options, lowered = draft.graph, draft.options, draft.lowered
+    is_left_out = draft.limits.software or options.keep or bool(graph.words)
+    has_room = draft.limits.max_group_threads >= KERNEL.group_shape[0]
+    if is_left_out or not has_room or not is_builtin("conv"):
+        return draft
+    packed, unstored = dict(lowered.packed), set(lowered.unstored)
+    parts = dict(lowered.parts)
+    launches, joined = list(lowered.dispatches), set[str]()
+    for run in _runs(draft):
+        layers = [_layer(graph, node) for node, *_ in run]
+        name = "+".join([*(n for node, *_ in run for n in node.inputs[1:]), "chain"])
+        if name not in packed:
+            packed[name] = pack_layers(layers)
+        nbytes = packed[name].nbytes
+        parts[name] = SplitBinding(1, nbytes, nbytes, draft.limits.max_binding_bytes)
+        unstored |= {node.outputs[0] for node, *_ in run[:-1]}
+        joined |= {node.title for node, *_ in run}
+        last, dispatch = run[-1], _joined(draft, run, layers, name)
+        launches = [dispatch if launch is last else launch for launch in launches]
+        launches = [launch for launch in launches if not any(launch is x for x in run)]
+    if not joined:
+        return draft
+    choices = [choice for choice in lowered.choices if choice.node not in joined]
+    lowered = replace(
+        lowered,
+        dispatches=launches,
+        packed=packed,
+        parts=parts,
+        unstored=unstored,
+        choices=choices,
+    )
+    return replace(draft, lowered=lowered)
+
+
+def _joined(draft: Draft, run: Sequence[Launch], layers: Sequence[Layer], weights: str) -> Launch:
+    """Returns the dispatch that computes a run with these packed filters."""
+    (_, _, first, before), (node, _, last, after) = run[0], run[-1]
+    source, target = first.tensors[0], last.tensors[-1]
+    shuffle = {k: v for k, v in last.defines.items() if k in ("SHUFFLE_Y", "SHUFFLE_X")}
+    defines: Defines = {
+        "PLAIN": int(draft.layouts.get(source, PLAIN) == PLAIN),
+        "OUT_C4": int(draft.layouts.get(node.outputs[0], PLAIN) == C4),
+        **shuffle,
+    }
+    shape = draft.graph.facts[node.outputs[0]].shape
+    dispatch = launch_chain(layers, shape, (source, weights, target), defines)
+    cost = Cost(sum(launch[3].flops for launch in run), before.read, after.written)
+    return node, KERNEL, dispatch, cost
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+
+def _runs(draft: Draft) -> list[list[Launch]]:
+    """Returns the dispatches of convolutions of one tap of which each reads the one before, and
+    nothing else does."""
+    graph, options = draft.graph, draft.options
+    fixed = {draft.root(n) for n in (*graph.inputs, *graph.roots)}
+    fixed.update(retained_tensors(draft).values() if options.retain else ())
+    counts: dict[str, int] = {}
+    for node, *_ in draft.lowered.dispatches:
+        counts[node.title] = counts.get(node.title, 0) + 1
+    runs: dict[str, list[Launch]] = {}  # by the result of the last dispatch
+    for launch in draft.lowered.dispatches:
+        node = launch[0]
+        if counts[node.title] > 1 or not _is_pointwise(draft, launch):
+            continue
+        source = node.inputs[0]
+        is_inner = draft.root(source) == source and source not in fixed
+        run = [launch]
+        if source in runs and is_inner and graph.is_read_once(source):
+            run = [*runs[source], launch]
+            if fits([_layer(graph, member[0]) for member in run]):
+                del runs[source]
+            else:
+                run = [launch]
+        runs[node.outputs[0]] = run
+    return [run for run in runs.values() if len(run) > 1]
+
+
+def _is_pointwise(draft: Draft, launch: Launch) -> bool:
+    """Returns True for the dispatch of a small convolution of one constant tap of floats."""
+    graph, (node, kernel, dispatch, _) = draft.graph, launch
+    is_own = node.op == "conv" and str((dispatch.kernel or kernel).path).startswith("conv/")
+    if not is_own or node.outputs[0] in draft.options.decided("kernel"):
+        return False
+    is_split = any(draft.lowered.parts[name].count > 1 for name in dispatch.tensors)
+    if (
+        node.attrs.get("halves")
+        or is_split
+        or dispatch.live
+        or node.inputs[0] != dispatch.tensors[0]
+    ):
+        return False
+    values = {name: graph.constant(name) for name in node.reads}
+    filter, bias = (values[name] for name in node.inputs[1:])
+    if draft.is_overwritten(node.inputs[0]):  # a chain reads it where its last convolution stands
+        return False
+    layouts = {draft.layouts.get(n, PLAIN) for n in (node.inputs[0], node.outputs[0])}
+    if filter is None or bias is None or weight_blocks(filter) is not None or layouts - {PLAIN, C4}:
+        return False
+    shape = conv_shape(node.attrs, *(graph.facts[name] for name in node.inputs))
+    return _is_small(shape) and all(is_possible(e, values) for e in node.epilogues)
+
+
+def _is_small(shape: ConvShape) -> bool:
+    is_single = shape.taps == shape.groups == 1 and all(axis.trivial for axis in shape.axes)
+    has_blocks = 0 < shape.in_channels <= MOST_CHANNELS and shape.in_channels % 4 == 0
+    groups = groups_of(shape.batch, prod(shape.wide))
+    few_rows = 0 < shape.out_channels <= 2 * MOST_CHANNELS
+    return is_single and has_blocks and few_rows and 0 < groups <= _MOST_GROUPS
+
+
+def _layer(graph: Graph, node: Node) -> Layer:
+    filter, bias = (graph.constants[name] for name in node.inputs[1:])
+    rows = filter.shape[0]
+    steps = []
+    for epilogue in node.epilogues:
+        formula = formula_of(epilogue.op)
+        assert formula is not None  # epilogues have formulas
+        operands = [float(graph.constants[name].reshape(())) for name in epilogue.inputs]
+        steps.append((epilogue, formula.values(epilogue.attrs), operands))
+    biases = np.broadcast_to(bias.reshape(-1), (rows,))
+    return Layer(filter.reshape(rows, -1), biases, tuple(steps))
