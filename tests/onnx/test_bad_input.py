@@ -106,7 +106,7 @@ def test_wrong_nodes_are_named(nodes, constants, message):
 
 def test_duplicate_names_are_refused():
     refused(model("y = Add(x, x)", [X, X]), "two inputs are called 'x'")
-    refused(model("y = Relu(x)", outputs=[Y, Y]), "two outputs have one name")
+    refused(model("y = Relu(x)", outputs=[Y, Y]), "two outputs are named 'y'. Export it once")
     network = one("Add", "x w", {"w": np.ones(4, np.float32)})
     network.graph.initializer.append(network.graph.initializer[0])
     refused(network, "initializer 'w' is there twice")

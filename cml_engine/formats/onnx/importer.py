@@ -153,7 +153,12 @@ class Importer:
             self._reading.check_outputs(results, [info.name for info in graph.outputs])
         outputs = {info.name: value for info, value in zip(graph.outputs, results, strict=True)}
         if len(outputs) < len(graph.outputs):
-            raise ModelError(f"'{model.file}': two outputs have one name: export it again")
+            names = [info.name for info in graph.outputs]
+            repeated = next(name for name in names if names.count(name) > 1)
+            raise ModelError(
+                f"'{model.file}': two outputs are named '{repeated}'. Export it once, or a "
+                "copy of it under another name (in PyTorch: return x, x.clone())"
+            )
         bound = {info.name for info in inputs}
         optional = frozenset(info.name for info in graph.inputs) - bound
         is_unsigned = {name for name, value in values.items() if value.dtype == np.uint32}
