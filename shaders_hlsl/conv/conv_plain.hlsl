@@ -15,6 +15,7 @@
 #define LINE_LOADS ((LINE_VECTORS + SHARERS - 1) / SHARERS)
 
 #define INPUT NUMBER
+#define CHOICE bool
 #include "conv_line.hlsli"
 
 // Adds the products of a channel's inputs with vector `i` of a line of taps.

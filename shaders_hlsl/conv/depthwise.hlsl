@@ -65,7 +65,7 @@ CML_MAIN
         {CML_UNROLL(int, i, SOURCES_X) {
             bool found = min(row, column[i]) >= 0;
             float4 value = LOADED(T0[base + select(found, uint(row * width + column[i]), 0u)]);
-            x[i] = select(found, value, float4(0.0));
+            x[i] = select(bool4(found), value, float4(0.0));
         }}
         add_row(r, x);
     }}

@@ -4,9 +4,10 @@
 #ifndef CML_CONV_LINE
 #define CML_CONV_LINE
 
-// the arithmetic type of an input
+// the arithmetic type of an input, and that of a choice between two
 #ifndef INPUT
 #define INPUT NUMBER4
+#define CHOICE bool4
 #endif
 
 struct Run {
@@ -45,7 +46,7 @@ void cml_find_inputs(int sz, int sy, int first, uint base) {
 // Returns the input at position i of the span; zero in the border.
 INPUT cml_input(int i, uint offset) {
     INPUT value = INPUT(LOADED(T0[cml_offset[i] + offset]));
-    return select(cml_inside[i], value, INPUT(0));
+    return select(CHOICE(cml_inside[i]), value, INPUT(0));
 }
 
 void cml_store_run(Run p, uint row_block, int3 phase) {
