@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cml_engine.demo_game.game import OVER_SHARE
 from cml_engine.errors import IntegerRange
 from tests.scheduler.budgets.flights import Flight, FlightResult, simulate
 
@@ -143,7 +144,7 @@ def row(machine: Machine, reports: Mapping[str, Mapping[str, Any]]) -> str:
 def _simulated(report: Mapping[str, Any]) -> str:
     """Returns work and late frames of the flight in slices, and those of its simulation."""
     flight = Flight(report["flight"], report["networks"])
-    real, simulated = FlightResult.of(flight), simulate(flight)
+    real, simulated = FlightResult.of(flight), simulate(flight, OVER_SHARE)
     return (
         f"{real.work_ms:.1f} ms, {100 * real.late:.1f} % / "
         f"{simulated.work_ms:.1f} ms, {100 * simulated.late:.1f} %"

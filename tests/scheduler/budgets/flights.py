@@ -28,7 +28,7 @@ from cml_engine.scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
 FRAME_MS = 1000 / 60
 #: the flights that the tests repeat
 RECORDED = Path(__file__).with_name("flights_recorded")
-#: the demo's own settings: guaranteed work, the share of late frames, and deadlines
+#: the demo's settings of the recorded flights: guaranteed work, share of late frames, deadlines
 _LEAST_MS, _OVER_SHARE, _DEADLINE_MS = 1.0, 0.01, 1000.0
 
 
@@ -128,8 +128,8 @@ class _Gpu(SimGpu):
         return max(0.0, ms + beyond[frame % len(beyond)])
 
 
-def simulate(flight: Flight) -> FlightResult:
-    """Returns the result of the flight on a virtual clock."""
+def simulate(flight: Flight, over_share: float = _OVER_SHARE) -> FlightResult:
+    """Returns the result of the flight on a virtual clock; ``over_share`` is the scheduler's."""
     nets = {
         name: SimNetwork(
             name,
@@ -147,7 +147,7 @@ def simulate(flight: Flight) -> FlightResult:
                 for _ in range(SETTLED):
                     model.learn([(step, count)], step.ms(count))
     scheduler = FrameScheduler(
-        device, FRAME_MS, "spare", over_share=_OVER_SHARE, clock=clock, cost_model=model
+        device, FRAME_MS, "spare", over_share=over_share, clock=clock, cost_model=model
     )
     scheduler.budget = SpareBudget(FRAME_MS, _LEAST_MS)
     tiles, work_ms, late = _Tiles(flight, scheduler, nets), 0.0, 0
