@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cml_engine.compiler.planning.arena import retained_tensors
 from cml_engine.compiler.planning.draft import Draft, Launch
+from cml_engine.compiler.planning.shuffles import preserved_roots
 from cml_engine.ir.graph import Epilogue, Graph, Node
 from cml_engine.ir.layout import PLAIN
 from cml_engine.ops.common.shapes import contiguous_strides
@@ -117,13 +117,13 @@ def _computed_part(graph: Graph, operand: _Operand, window: Window, target: str)
 
 def _find_computed(draft: Draft, launches: Sequence[Launch], node: Node) -> dict[str, _Operand]:
     """Returns the operands of a concat of channels that it can compute, by name."""
-    found = {}
+    found, fixed = {}, preserved_roots(draft)
     for name, begin, count in zip(node.inputs, node.attrs.begins, node.attrs.counts, strict=True):
         shape = draft.graph.facts[name].shape
         is_whole = len(shape) > 2 and list(begin[:2]) == [0, 0] and shape[1] == count
         if node.attrs.axis != 1 or not is_whole or shape[0] != node.attrs.extents[0]:
             continue
-        members = _find_members(draft, launches, node, name)
+        members = _find_members(draft, launches, node, name, fixed)
         operand = _Builder(draft, members).operand(name, begin) if members else None
         if operand is not None:
             found[name] = operand
@@ -131,13 +131,11 @@ def _find_computed(draft: Draft, launches: Sequence[Launch], node: Node) -> dict
 
 
 def _find_members(
-    draft: Draft, launches: Sequence[Launch], node: Node, name: str
+    draft: Draft, launches: Sequence[Launch], node: Node, name: str, fixed: set[str]
 ) -> dict[str, Node]:
     """Returns the nodes that compute the operand ``name`` of a concat and nothing else, by result,
-    in execution order."""
+    in execution order. ``fixed`` are the tensors that must be stored."""
     graph, options = draft.graph, draft.options
-    fixed = {draft.root(n) for n in (*graph.inputs, *graph.roots)}
-    fixed.update(retained_tensors(draft).values() if options.retain else ())
     members: dict[str, Node] = {}
     for candidate in reversed(graph.nodes[: graph.nodes.index(node)]):
         result = candidate.outputs[0]

@@ -13,8 +13,8 @@ from math import prod
 
 import numpy as np
 
-from cml_engine.compiler.planning.arena import retained_tensors
 from cml_engine.compiler.planning.draft import Draft, Launch
+from cml_engine.compiler.planning.shuffles import preserved_roots
 from cml_engine.ir.block_weights import weight_blocks
 from cml_engine.ir.graph import Graph, Node
 from cml_engine.ir.layout import C4, PLAIN
@@ -96,9 +96,7 @@ def _joined(draft: Draft, run: Sequence[Launch], layers: Sequence[Layer], weight
 def _runs(draft: Draft) -> list[list[Launch]]:
     """Returns the dispatches of convolutions of one tap of which each reads the one before, and
     nothing else does."""
-    graph, options = draft.graph, draft.options
-    fixed = {draft.root(n) for n in (*graph.inputs, *graph.roots)}
-    fixed.update(retained_tensors(draft).values() if options.retain else ())
+    graph, fixed = draft.graph, preserved_roots(draft)
     counts: dict[str, int] = {}
     for node, *_ in draft.lowered.dispatches:
         counts[node.title] = counts.get(node.title, 0) + 1
