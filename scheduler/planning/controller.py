@@ -117,7 +117,7 @@ class TailMargin:
     ) -> None:
         self.share, self._aimed = share, _AIMED_SHARE * share
         self._recent: deque[tuple[float, float, bool]] = deque(maxlen=_WINDOW)
-        self._sorted: list[float] = []
+        self._excesses = _Recent(_WINDOW)
         for frame in frames:
             self._remember(*frame)
 
@@ -135,20 +135,20 @@ class TailMargin:
         This is the root of ``aim + x sqrt(aim) = budget`` for a high quantile ``x`` of the
         excess over the square root of the prediction.
         """
-        if len(self._sorted) < _ENOUGH:
+        if len(self._recent) < _ENOUGH:
             return budget_ms / _PRIOR
         half = 0.5 * max(0.0, self._quantile())
         return max((math.sqrt(half * half + budget_ms) - half) ** 2, _LEAST_SHARE * budget_ms)
 
     def _quantile(self) -> float:
-        count = len(self._sorted)
+        excesses = self._excesses.ascending
+        count = len(excesses)
         rank = math.ceil((1 - self._aimed) * (count + 1)) - 1
         if rank < count:
-            return self._sorted[rank]
+            return excesses[rank]
         # too few frames to have seen the tail: extrapolate beyond the worst one
-        median = self._sorted[count // 2]
-        extrapolation = 0.5 * (self._sorted[-1] - median) * (1 - count * self._aimed)
-        return self._sorted[-1] + max(0.0, extrapolation)
+        extrapolation = 0.5 * (excesses[-1] - self._excesses.median) * (1 - count * self._aimed)
+        return excesses[-1] + max(0.0, extrapolation)
 
     def learn_frame(self, report: FrameReport) -> None:
         """Learns from a measured frame, if its budget limited it and its costs were settled.
@@ -172,10 +172,8 @@ class TailMargin:
         self._remember(predicted_ms + lift_ms, measured_ms + lift_ms, hopeless)
 
     def _remember(self, predicted_ms: float, measured_ms: float, hopeless: bool) -> None:
-        if len(self._recent) == self._recent.maxlen:
-            del self._sorted[bisect_left(self._sorted, self._excess(*self._recent[0]))]
         self._recent.append((predicted_ms, measured_ms, hopeless))
-        insort(self._sorted, self._excess(*self._recent[-1]))
+        self._excesses.add(self._excess(predicted_ms, measured_ms, hopeless))
 
     def _excess(self, predicted_ms: float, measured_ms: float, hopeless: bool) -> float:
         """Returns the measured less the predicted ms, over the square root of the prediction.
@@ -266,23 +264,24 @@ class _Recent:
 
     def __init__(self, size: int) -> None:
         self._recent: deque[float] = deque(maxlen=size)
-        self._sorted: list[float] = []
+        #: the times in ascending order
+        self.ascending: list[float] = []
 
     def add(self, ms: float) -> None:
         if len(self._recent) == self._recent.maxlen:
-            del self._sorted[bisect_left(self._sorted, self._recent[0])]
+            del self.ascending[bisect_left(self.ascending, self._recent[0])]
         self._recent.append(ms)
-        insort(self._sorted, ms)
+        insort(self.ascending, ms)
 
     @property
     def median(self) -> float:
         """The upper median; 0 without any times."""
-        return self._sorted[len(self._sorted) // 2] if self._sorted else 0.0
+        return self.ascending[len(self.ascending) // 2] if self.ascending else 0.0
 
     def share_above(self, ms: float, target_ms: float) -> float:
         """Returns the share of the times that are longer than ``ms``, for excesses of frames."""
-        known = len(self._sorted)
-        longer = known - bisect_right(self._sorted, ms)
+        known = len(self.ascending)
+        longer = known - bisect_right(self.ascending, ms)
         assumed = math.exp(-ms / (_ASSUMED_EXCESS * target_ms)) if ms > 0 else 1.0
         return (longer + _ASSUMED_FRAMES * assumed) / (known + _ASSUMED_FRAMES)
 
