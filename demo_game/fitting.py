@@ -19,8 +19,8 @@ from cml_engine.demo_game.world.quadtree import Detail, fit_detail, list_needed
 FINISHED_S = 20.0
 #: shares of a frame that a picture takes at most: usually, and while tiles are waited for
 PICTURE_SHARE, BEHIND_SHARE = 0.7, 0.45
-#: share of a frame above which a picture is made smaller: more than ``BEHIND_SHARE``, so that it is
-#: the machine that is slow, and not what else runs on it
+#: share of a frame above which a picture at its first effort is made cheaper: more than
+#: ``BEHIND_SHARE``, so that it is the machine that is slow, and not what else runs on it
 _MOST_SHARE = 0.55
 #: share of the free time of frames that the networks are expected to use, and the tiles that come
 #: into view in :data:`FINISHED_S` of flight, as a share of those of one view
@@ -61,14 +61,17 @@ class MachineFit:
     def fit_picture(self, measure: MeasurePicture) -> None:
         """Chooses the largest picture that leaves time for the networks, at a first effort.
 
-        The first picture is the preset's. If no picture is fast enough, the fastest is chosen.
+        The first picture is the preset's. One that is too slow at the first effort is kept if its
+        cheapest effort leaves the time that networks need while tiles are waited for. If no picture
+        is fast enough, the fastest is chosen.
         """
-        most_ms, first = _MOST_SHARE * self.frame_ms, self.quality.effort
+        first, cheapest = self.quality.effort, len(EFFORTS) - 1
+        most_shares = {first: _MOST_SHARE, cheapest: BEHIND_SHARE}
         for share in _SHARES[:1] if self.keeps_size else _SHARES:
-            for effort in sorted({first, len(EFFORTS) - 1}):
+            for effort, most_share in most_shares.items():
                 ms = measure(share, effort)
                 self.measured.append((share, effort, ms))
-                if ms <= most_ms:
+                if ms <= most_share * self.frame_ms:
                     break
             else:
                 continue

@@ -82,6 +82,14 @@ def test_on_a_slow_machine_the_picture_and_the_world_are_smaller():
         assert part in said
 
 
+@pytest.mark.parametrize(("cheapest_ms", "share"), [(7.4, 1.0), (8.5, 2 / 3)])
+def test_the_cheapest_effort_of_a_picture_leaves_time_for_the_networks(cheapest_ms, share):
+    fit = MachineFit(SOFTWARE, SOFTWARE.detail, FRAME_MS, LEAST_MS)
+    ms = {(1.0, SOFTWARE.effort): 12.0, (1.0, len(EFFORTS) - 1): cheapest_ms}
+    fit.fit_picture(lambda *picture: ms.get(picture, 8.0))
+    assert fit.quality.width == round(share * SOFTWARE.width)
+
+
 @pytest.mark.parametrize("machine", [FAST, SLOW, (12.0, 40.0), (16.0, 60.0), (40.0, 110.0)])
 def test_the_first_flight_ends_with_a_finished_world(machine):
     fit, _ = fitted(machine)
