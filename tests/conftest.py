@@ -37,6 +37,9 @@ _MOST_PIPELINES = 40
 #: MiB that a process may grow by before unused memory is released
 _MOST_GROWTH = 64
 
+# drivers and naga take code that Vulkan forbids, so Slang checks each kernel that it compiles
+os.environ.setdefault("SLANG_RUN_SPIRV_VALIDATION", "1")
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     # each worker has one core, so a second compiler or NumPy threads would only compete
     os.environ.setdefault("CML_COMPILERS", "1")

@@ -16,7 +16,7 @@ from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.errors import DeviceError, ShaderCompileError
 from cml_engine.gpu.device import PipelineCache
 from cml_engine.gpu.shaders.dump import dump_kernel
-from cml_engine.gpu.shaders.hlsl import printing, step_keys
+from cml_engine.gpu.shaders.hlsl import compile_spirv, printing, step_keys
 from cml_engine.io.data_folders import cache_folder
 from cml_engine.ir.layout import C4H
 from cml_engine.ops import load_file
@@ -238,6 +238,14 @@ def test_kernel_refused_by_wgpu_gives_a_message(gpu):
     declare("void kernel(uint thread) { double d = x[thread]; y[thread] = float(d * d); }")
     with pytest.raises(ShaderCompileError, match="double"):
         session_of(gpu)
+
+
+def test_the_suite_validates_spirv(gpu):
+    """A condition of one lane must not choose between vectors, though llvmpipe and naga take it."""
+    declare("void kernel(uint i) { y[i] = select(x[i] > 0, float2(1, 2), x[0]).x; }")
+    (variant,) = step_keys(session_of(gpu).plan)
+    with pytest.raises(ShaderCompileError, match="Validation of generated SPIR-V failed"):
+        compile_spirv(variant)
 
 
 def test_operator_with_an_oversized_workgroup_is_refused_or_runs_on_the_cpu(gpu, set_limits):
