@@ -102,7 +102,7 @@ def known_costs(device: str, file: Path | None) -> CostModel:
 
 def frames(
     session: Session, inputs: Mapping[str, Array], *, budget_ms: float, frame_ms: float, count: int,
-    layers: int, same: Callable[[Array, Array], bool], costs_file: Path | None = None,
+    layers: int, costs_file: Path,
     progress: Callable[[int], None] = lambda done: None,
 ) -> FramesReport:  # fmt: skip
     """Runs :func:`measure_frames` with the costs in ``costs_file`` and returns its report.
@@ -112,10 +112,9 @@ def frames(
     model = known_costs(gpu_of(session).name, costs_file)
     report = measure_frames(
         session, inputs, budget_ms=budget_ms, frame_ms=frame_ms, frames=count, layers=layers,
-        same=same, cost_model=model, progress=progress,
+        cost_model=model, progress=progress,
     )  # fmt: skip
-    if costs_file:
-        _keep(model, costs_file)
+    _keep(model, costs_file)
     return report
 
 
@@ -164,8 +163,8 @@ def trace(
 
 
 def policies(
-    name: str, costs: Sequence[StepCost], *, budget_ms: float, frame_ms: float, speed: float,
-    model: CostModel, frames: int = 2000,
+    name: str, costs: Sequence[StepCost], budget_ms: float, frame_ms: float, model: CostModel,
+    speed: float = 1.0, frames: int = 2000,
 ) -> list[SimulatedRun]:  # fmt: skip
     """Simulates repeated runs of the network under several schedulers; returns a result for each.
 

@@ -181,16 +181,15 @@ def measure_frames(
     frame_ms: float = 1000 / 60,
     frames: int = 600,
     layers: int = 4,
-    same: Callable[[Array, Array], bool],
     cost_model: CostModel | None = None,
     progress: Callable[[int], None] = lambda done: None,
     render: Render = lambda encoder: None,
 ) -> FramesReport:
     """Runs the session sliced for ``frames`` frames or more, and returns the measured times.
 
-    Three other types of frames are interleaved, for comparison. ``same(a, b)`` returns True if two
-    outputs are bit-identical. ``render`` records the host's own commands of a frame, which come
-    before the network's. The session must be on a GPU with timestamp queries.
+    Three other types of frames are interleaved, for comparison. ``render`` records the host's own
+    commands of a frame, which come before the network's. The session must be on a GPU with
+    timestamp queries.
     """
     if not network_of(session).step_costs():
         raise InputError(
@@ -205,7 +204,7 @@ def measure_frames(
         gpu_of(session), frame_ms, budget_ms, cost_model=cost_model or CostModel()
     )
     scheduler.times_all = True
-    loop = _Loop(session, scheduler, inputs, reference, same, render)
+    loop = _Loop(session, scheduler, inputs, reference, render)
     for _ in range(_WARM_UP_JOBS):
         loop.run_job()
     control = _control(unsliced_session, scheduler, budget_ms)
@@ -234,16 +233,15 @@ class _Loop:
 
     def __init__(
         self, session: Session, scheduler: FrameScheduler, inputs: Mapping[str, Array],
-        reference: Mapping[str, Array], same: Callable[[Array, Array], bool], render: Render,
+        reference: Mapping[str, Array], render: Render,
     ) -> None:  # fmt: skip
         self.session, self.scheduler, self.inputs = session, scheduler, inputs
-        self.reference, self.same, self.render = reference, same, render
+        self.reference, self.render = reference, render
         self.identical = True
         self.jobs: list[Job] = []
         self.measured: list[FrameReport] = []
         #: the reports of the counted frames
         self.reports: list[FrameReport] = []
-        self._job: Job | None = None
 
     def begin_counting(self) -> None:
         self.drain()
@@ -251,27 +249,17 @@ class _Loop:
         self.measured.clear()
         self.reports.clear()
 
-    def frame(self) -> bool:
-        """Runs one frame, with a new job if there is none; returns True if the job ended in it."""
-        if self._job is None:
-            self.session.reset()
-            self._job = self.scheduler.submit(self.session, self.inputs)
-        self.reports.append(self._encode())
-        if not self._job.ended:
-            return False
-        self.jobs.append(self._job)
-        self._check(self._job)
-        self._job = None
-        return True
-
     def run_job(self) -> None:
-        while not self.frame():
-            pass
+        """Runs frames until a new job has ended in one."""
+        self.session.reset()
+        job = self.scheduler.submit(self.session, self.inputs)
+        while not job.ended:
+            self.reports.append(self._encode())
+        self.jobs.append(job)
+        self._check(job)
 
     def drain(self) -> None:
-        """Finishes the current job, then runs empty frames until all timings have arrived."""
-        if self._job is not None:
-            self.run_job()
+        """Runs empty frames until all timings have arrived."""
         for _ in range(_DRAIN):
             self._encode()
 
@@ -290,7 +278,7 @@ class _Loop:
             self._encode()
         for name, expected in self.reference.items():
             output = job.read(name)
-            self.identical &= output is not None and self.same(output, expected)
+            self.identical &= output is not None and output.tobytes() == expected.tobytes()
         job.release()
 
 

@@ -30,8 +30,6 @@ from cml_engine.tools.report.model_info import PORTABLE, CookedInfo, ModelInfo
 
 if TYPE_CHECKING:
     from cml_engine.scheduler.planning.cost_model import CostModel
-    from cml_engine.scheduler.tools.commands import Forecast
-    from cml_engine.scheduler.tools.simulate import SimulatedRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,32 +140,6 @@ class ModelFacts:
         if guess == FirstGuess():
             return None
         return Peak(guess.flops_per_ms / 1e6, guess.bytes_per_ms / 1e6, guess.source)
-
-    def forecast(self, budget_ms: float, frame_ms: float) -> Forecast:
-        """Predicts how many frames a run takes within a frame budget, and how long they are."""
-        from cml_engine.scheduler.tools.commands import forecast
-
-        costs = self.plan.step_costs()
-        return forecast(self.graph.name, costs, budget_ms, frame_ms, self.costs)
-
-    def policies(
-        self, budget_ms: float, frame_ms: float, *, speed: float = 1.0, frames: int = 2000
-    ) -> list[SimulatedRun]:
-        """Simulates repeated runs under several schedulers; returns a result for each.
-
-        The simulated device is ``speed`` times as fast as this one.
-        """
-        from cml_engine.scheduler.tools.commands import policies
-
-        return policies(
-            self.graph.name,
-            self.plan.step_costs(),
-            budget_ms=budget_ms,
-            frame_ms=frame_ms,
-            speed=speed,
-            model=self.costs,
-            frames=frames,
-        )
 
 
 def decisions_on(

@@ -538,9 +538,14 @@ def _add_frames(folder: ReportFolder, budget_ms: float, frame_ms: float) -> None
 
     Writes ``frames.json``.
     """
+    from cml_engine.scheduler.tools.commands import policies
     from cml_engine.scheduler.tools.simulate import table
 
-    outcomes = folder.facts.policies(budget_ms, frame_ms, frames=_SHOWN_FRAMES)
+    facts = folder.facts
+    costs = facts.plan.step_costs()
+    outcomes = policies(
+        facts.graph.name, costs, budget_ms, frame_ms, facts.costs, frames=_SHOWN_FRAMES
+    )
     data = [{"policy": o.name, "inference_ms": o.inference_ms, "row": o.row()} for o in outcomes]
     file = folder.write_json("frames.json", {"budget_ms": budget_ms, "outcomes": data})
     caption = (

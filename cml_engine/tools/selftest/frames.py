@@ -53,7 +53,7 @@ def check_frames(test: SelfTest) -> None:
 
         test.begin(f"frames: {name}")
         report = measure_frames(
-            session, inputs, budget_ms=budget_ms, frames=count, same=np.array_equal,
+            session, inputs, budget_ms=budget_ms, frames=count,
             cost_model=model, render=picture.record, progress=show,
         )  # fmt: skip
         share = report.frames_over_budget / max(1, report.frames)

@@ -6,8 +6,6 @@ import importlib.util
 from argparse import Namespace
 from pathlib import Path
 
-import numpy as np
-
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import SPEED, TIMES
 from cml_engine.io import arrays as array_files
@@ -38,13 +36,17 @@ GROUP = "Fit it into frames"
 )
 def simulate(a: Namespace) -> None:
     """Compare scheduling policies for a model on a simulated device."""
+    from cml_engine.scheduler.tools.commands import policies
     from cml_engine.scheduler.tools.simulate import table
 
     if a.plot:
         if importlib.util.find_spec("matplotlib") is None:
             raise InputError("--plot needs matplotlib: pip install matplotlib")
         array_files.check_place(a.plot, a.model)
-    outcomes = load_facts(a).policies(a.budget_ms, a.frame_ms, speed=a.speed)
+    facts = load_facts(a)
+    outcomes = policies(
+        facts.graph.name, facts.plan.step_costs(), a.budget_ms, a.frame_ms, facts.costs, a.speed
+    )
     print(table(outcomes))
     if a.plot:
         from cml_engine.scheduler.tools.simulate import plot_outcomes
@@ -81,7 +83,7 @@ def frames(a: Namespace) -> int:
     with progress() as show:
         report = commands.frames(
             session, arrays, budget_ms=a.budget_ms, frame_ms=a.frame_ms, count=a.frames,
-            layers=a.layers, same=np.array_equal, costs_file=costs_file(gpu.name),
+            layers=a.layers, costs_file=costs_file(gpu.name),
             progress=lambda done: show("frames", done, a.frames),
         )  # fmt: skip
     print(report.json() if a.json else report)

@@ -61,14 +61,19 @@ def info(a: Namespace) -> None:
     if facts.graph.cooked_form is not None:
         refuse(a, f"'{a.model}' is cooked, with its memory planned", "arena-limit-mib")
     summary = facts.summary
-    forecast = facts.forecast(a.budget_ms, a.frame_ms) if a.budget_ms else None
+    predicted = None
+    if a.budget_ms:
+        from cml_engine.scheduler.tools.commands import forecast
+
+        costs = facts.plan.step_costs()
+        predicted = forecast(facts.graph.name, costs, a.budget_ms, a.frame_ms, facts.costs)
     if a.json:
-        prediction = {"forecast": asdict(forecast)} if forecast else {}
+        prediction = {"forecast": asdict(predicted)} if predicted else {}
         print(json.dumps({**asdict(summary), **prediction}, indent=2))
         return
     print(summary)
-    if forecast:
-        print(forecast)
+    if predicted:
+        print(predicted)
     if a.plan:
         print("\n".join(summary.layers))
 
