@@ -170,11 +170,6 @@ class Streaming:
         lines = [f"tile {tile}: {_waits_for(tile_jobs)}" for tile, tile_jobs in self.making.items()]
         return "\n".join([self.summary, *lines])
 
-    def want(self, selection: Selection, in_view: Collection[TileId], now_s: float) -> None:
-        """Requests tiles as :meth:`request_each` does, all at once."""
-        for _ in self.request_each(selection, in_view, now_s):
-            pass
-
     def request_each(
         self, selection: Selection, in_view: Collection[TileId], now_s: float
     ) -> Iterator[TileId]:

@@ -47,7 +47,9 @@ def fly(is_ahead, work_ms, seconds=40):
             counted = len(needed)
         wanted = [*selection.wanted, *selection.ahead]
         world.draw(selection.draw, now_s)
-        world.want(selection, set(Boxes(wanted, SEED).in_view(camera.sees_boxes)), now_s)
+        in_view = set(Boxes(wanted, SEED).in_view(camera.sees_boxes))
+        for _ in world.request_each(selection, in_view, now_s):
+            pass
         run(world, work_ms / LOOKS)
         world.collect(None, now_s)  # type: ignore[arg-type]
     frames = (seconds - LOADED_S) * LOOKS

@@ -82,9 +82,15 @@ def finish(made):
         job.state = "done"
 
 
+def request(world, selection, in_view, now_s):
+    """Requests at once what the game requests one tile at a time."""
+    for _ in world.request_each(selection, in_view, now_s):
+        pass
+
+
 def arrive(world, tiles, drawn=(), now_s=0.0):
     """Requests the tiles, finishes them all, and returns the number of tiles that got a slot."""
-    world.want(Selection(list(drawn), dict.fromkeys(tiles, 1.0)), set(), now_s)
+    request(world, Selection(list(drawn), dict.fromkeys(tiles, 1.0)), set(), now_s)
     for made in world.making.values():
         finish(made)
     return world.collect(None, now_s)
@@ -92,7 +98,7 @@ def arrive(world, tiles, drawn=(), now_s=0.0):
 
 def test_tile_is_shown_only_when_complete():
     world = streaming()
-    world.want(Selection([], {ROOT: 10.0}), {ROOT}, 1.0)
+    request(world, Selection([], {ROOT: 10.0}), {ROOT}, 1.0)
     made = world.making[ROOT]
     made.jobs["upres"].state = made.jobs["surface"].state = "done"
     assert world.collect(None, 2.0) == 0 and not world.ready(ROOT) and not world.pool.filled
@@ -115,7 +121,7 @@ def test_coarse_visible_tiles_are_scheduled_first():
     world = streaming()
     near, far = TileId(0, 0, 0), TileId(0, 9, 0)
     expected = {far: 2000.0, near: 5.0, ROOT: 10.0, **{TileId(0, x, 1): 100.0 for x in range(20)}}
-    world.want(Selection([], expected), {far, near}, 0.0)
+    request(world, Selection([], expected), {far, near}, 0.0)
     asked = [tile for tile, _, _ in world.agents.asked]
     assert asked[:2] == [ROOT, near] and len(asked) == IN_FLIGHT
     urgent = {tile: (priority, within) for tile, priority, within in world.agents.asked}
@@ -126,11 +132,11 @@ def test_tiles_that_are_needed_now_come_before_those_that_will_be():
     world = streaming()
     now, soon, later = (TileId(0, x, 0) for x in range(3))
     needed = {"ahead": {later: (4.0, 300.0), soon: (1.0, 300.0)}}
-    world.want(Selection([], {now: 300.0}, **needed), {now, soon, later}, 0.0)  # type: ignore[arg-type]
+    request(world, Selection([], {now: 300.0}, **needed), {now, soon, later}, 0.0)  # type: ignore[arg-type]
     assert [tile for tile, _, _ in world.agents.asked] == [now, soon, later]
     at_ms, soon_ms, later_ms = (within_ms for _, _, within_ms in world.agents.asked)
     assert (soon_ms - at_ms, later_ms - at_ms) == pytest.approx((1000.0, 4000.0))
-    world.want(Selection([], {}, **needed), set(), 0.1)  # type: ignore[arg-type]
+    request(world, Selection([], {}, **needed), set(), 0.1)  # type: ignore[arg-type]
     assert set(world.making) == {soon, later}, "what is ahead is not cancelled"
 
 
@@ -140,32 +146,32 @@ def test_no_more_tiles_are_under_way_than_frames_have_time_for():
     a_tile = 2.0 * len(CHAIN.sessions_for(TileId(3, 0, 0)))
     for tiles in (LEAST_IN_FLIGHT, 3, IN_FLIGHT):  # up to the maximum
         world.scheduler.rate = (tiles - 0.5) * a_tile / WORK_FRAMES / world.scheduler.frame_ms
-        world.want(Selection([], expected), set(), 0.0)
+        request(world, Selection([], expected), set(), 0.0)
         assert len(world.making) == tiles
     world.cancel_all()
     world.scheduler.rate = 0.0
-    world.want(Selection([], expected), set(), 0.0)
+    request(world, Selection([], expected), set(), 0.0)
     assert len(world.making) == LEAST_IN_FLIGHT, "or nothing runs while a tile's jobs wait"
 
 
 def test_tile_finished_since_selection_is_not_generated_again():
     world = streaming()
     seen = Selection([], {ROOT: 10.0})
-    world.want(seen, {ROOT}, 0.0)
+    request(world, seen, {ROOT}, 0.0)
     finish(world.making[ROOT])
     assert world.collect(None, 0.0) == 1
-    world.want(seen, {ROOT}, 0.1)
+    request(world, seen, {ROOT}, 0.1)
     assert not world.making and world.counts.requested == 1
 
 
 def test_unwanted_tiles_are_cancelled_unless_almost_finished():
     world = streaming()
     kept, dropped = TileId(1, 0, 0), TileId(1, 5, 0)
-    world.want(Selection([], {kept: 1.0, dropped: 1.0}), set(), 0.0)
+    request(world, Selection([], {kept: 1.0, dropped: 1.0}), set(), 0.0)
     cancelled = world.making[dropped]
     for job in list(world.making[kept].jobs.values())[:5]:
         job.state = "done"
-    world.want(Selection([], {}), set(), 0.1)
+    request(world, Selection([], {}), set(), 0.1)
     assert set(world.making) == {kept} and world.counts.cancelled == 1
     assert all(job.state == "cancelled" for job in cancelled.jobs.values())
 
@@ -194,7 +200,7 @@ def test_parents_of_drawn_tiles_are_retained():
 
 def test_failed_tile_is_reported_and_dropped():
     world = streaming()
-    world.want(Selection([], {ROOT: 1.0}), set(), 0.0)
+    request(world, Selection([], {ROOT: 1.0}), set(), 0.0)
     job = world.making[ROOT].jobs["upres"]
     job.state, job.error = "failed", "out of GPU memory"
     world.collect(None, 0.0)
@@ -227,7 +233,7 @@ def test_an_old_tile_is_drawn_until_its_replacement_is_ready():
     world = streaming(slots=3)
     tiles = [TileId(2, x, 0) for x in range(4)]
     assert arrive(world, tiles[:3]) == 3
-    world.want(Selection([], {tiles[3]: 1.0}), set(), 0.0)
+    request(world, Selection([], {tiles[3]: 1.0}), set(), 0.0)
     world.renew()
     assert (
         not world.making and not any(map(world.ready, tiles)) and all(map(world.drawn, tiles[:3]))
