@@ -103,6 +103,9 @@ class CmlError(Exception):
             self.source = source
 
     def __str__(self) -> str:
+        return _shortened(self._text())
+
+    def _text(self) -> str:
         if self.source is None:
             return self.message
         text = f"{self.source}: {self.message}"
@@ -112,6 +115,18 @@ class CmlError(Exception):
                 text_before = self.source.text[: self.source.column - 1]
                 text += "\n    " + "".join("\t" if c == "\t" else " " for c in text_before) + "^"
         return text
+
+
+#: The most characters of a line of a message, and those of its end that are kept.
+_LONGEST, _END = 4000, 1000
+
+
+def _shortened(text: str) -> str:
+    """Returns a message without the middle of lines that long names of a file flood."""
+    return "\n".join(
+        line if len(line) <= _LONGEST else f"{line[: _LONGEST - _END]} … {line[-_END:]}"
+        for line in text.split("\n")
+    )
 
 
 @contextmanager

@@ -104,6 +104,25 @@ def test_wrong_nodes_are_named(nodes, constants, message):
     refused(model(nodes, weights=constants), message)
 
 
+def test_nodes_that_contradict_themselves_are_refused():
+    twice = one("Softmax", axis=1)
+    twice.graph.node[0].attribute.append(helper.make_attribute("axis", 0))
+    refused(twice, "a node has the attribute 'axis' twice")
+    refused(model("y = Relu(x)", outputs=""), "has no outputs")
+    call = model("y = my:F(x, x)", functions=[function("F", "c = Relu(a)")])
+    refused(call, "my:F 'y': 2 inputs, the function takes 1")
+
+
+def test_long_names_do_not_flood_messages():
+    """A message loses the middle of a long name, and keeps the next step behind it."""
+    network = one("Relu")
+    network.graph.node[0].input[0] = name = "n" * 100_000
+    message = refused(network, "the model is damaged, export it again$")
+    assert len(message) < 5000
+    network.graph.node[0].op_type = name
+    assert len(refused(network, "cannot be imported.*\n.*\n  bring your own")) < 10_000
+
+
 def test_duplicate_names_are_refused():
     refused(model("y = Add(x, x)", [X, X]), "two inputs are called 'x'")
     refused(model("y = Relu(x)", outputs=[Y, Y]), "two outputs are named 'y'. Export it once")
@@ -115,6 +134,24 @@ def test_duplicate_names_are_refused():
 @pytest.mark.parametrize("opset", [6, 99])
 def test_opsets(opset):
     refused(one("Relu", opset=opset), f"opset {opset}, wanted 7 to 28", UnsupportedOp)
+
+
+def imported(network, *domains):
+    """Returns a model that imports these versions of domains and no others."""
+    del network.opset_import[:]
+    network.opset_import.extend(helper.make_opsetid(*domain) for domain in domains)
+    return network
+
+
+def test_an_operator_needs_one_supported_opset():
+    """Operators mean different things in different opsets, so none is assumed."""
+    missing = "imports no opset of ONNX's own operators, so that Softmax 'y'"
+    refused(imported(one("Softmax"), ("com.microsoft", 1)), missing)
+    twice = "imports the opsets 17 and 11 of the domain ''"
+    refused(imported(one("Softmax"), ("", 17), ("ai.onnx", 11)), twice)
+    assert load(imported(one("Softmax"), ("", 17), ("", 17))).nodes[0].op == "softmax"
+    old = imported(function("F", "c = Softmax(a)"), ("my", 1), ("", 5))
+    refused(model("y = my:F(x)", functions=[old]), "opset 5, wanted 7 to 28", UnsupportedOp)
 
 
 def test_unknown_operators_are_all_listed():

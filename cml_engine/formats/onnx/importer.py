@@ -126,9 +126,10 @@ class Importer:
 
     def _graph(self, shapes: Shapes, constants: Mapping[str, Array], name: str) -> Graph:
         model, graph = self._model, self._model.graph
-        _check_opset(model)
         if not self._with_placeholders:
             self._check_operators()
+        if not graph.outputs:
+            raise ModelError(f"'{model.file}' has no outputs: wanted one or more, export it again")
         _check_size(model)
         given = {*self._inputs, *shapes, *constants}
         inputs = [
@@ -280,7 +281,7 @@ class Importer:
         scope: GraphScope,
         source: Source,
     ) -> Sequence[Value | None]:
-        opset = scope.opsets.get(node.domain, 1)
+        opset = _opset_of(node, scope.opsets, self._model.file)
         schema = find_schema(node.domain, node.op, opset)
         if self._reading is not None and (schema is None or schema.runs_graphs):
             self._reading.check(inputs, source)
@@ -370,6 +371,12 @@ class Importer:
         chain = (*scope.chain, node.qualified)
         if node.qualified in scope.chain or len(chain) > MAX_DEPTH:
             raise ModelError(f"functions call each other without end: {' -> '.join(chain[:8])}")
+        if len(inputs) > len(function.inputs):
+            raise ModelError(
+                f"{len(inputs)} inputs, the function takes {len(function.inputs)}: export the "
+                "model again",
+                self.emit.source,
+            )
         self.report.inlined += 1
         values = {
             name: value
@@ -531,13 +538,25 @@ def _bind_attributes(node: OnnxNode, attributes: Mapping[str, object]) -> OnnxNo
 # -- what cannot be imported ---------------------------------------------------------------------
 
 
-def _check_opset(model: OnnxModelFile) -> None:
-    opset = model.opsets.get("")
-    if opset is not None and not FIRST_OPSET <= opset <= LAST_OPSET:
-        raise UnsupportedOp(
-            f"'{model.file}' is of opset {opset}, wanted {FIRST_OPSET} to {LAST_OPSET}: export it "
-            "with another opset_version"
+def _opset_of(node: OnnxNode, opsets: Mapping[str, int], file: str) -> int:
+    """Returns the version of a node's domain; a domain other than ONNX's may lack one, and has 1.
+
+    Raises an error for an operator of ONNX's own whose version is missing or unsupported.
+    """
+    opset = opsets.get(node.domain)
+    if node.domain:
+        return 1 if opset is None else opset
+    if opset is None:
+        raise ModelError(
+            f"'{file}' imports no opset of ONNX's own operators, so that {node.title} may have "
+            "several meanings: export it again"
         )
+    if not FIRST_OPSET <= opset <= LAST_OPSET:
+        raise UnsupportedOp(
+            f"'{file}' is of opset {opset}, wanted {FIRST_OPSET} to {LAST_OPSET}: export it with "
+            "another opset_version"
+        )
+    return opset
 
 
 def _check_size(model: OnnxModelFile) -> None:
@@ -613,7 +632,8 @@ class _UnknownOperators:
 
         Nodes of a function are listed once.
         """
-        opset, key = opsets.get(node.domain, 1), (node.domain, node.op, node.overload)
+        opset = _opset_of(node, opsets, self._model.file)
+        key = (node.domain, node.op, node.overload)
         function, is_unknown = self._model.functions.get(key), False
         if find_schema(node.domain, node.op, opset) is None:
             if function is None:

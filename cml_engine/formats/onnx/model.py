@@ -150,7 +150,7 @@ class _Reader:
             if key in functions:
                 raise message.damaged(f"the function '{function.name}' is there twice")
             functions[key] = function
-        graphs, opsets = parts.nested(7), dict(map(_opset, parts.nested(8)))
+        graphs, opsets = parts.nested(7), _opsets(message, parts.nested(8))
         if not graphs or not opsets:
             raise message.damaged("it names no opset" if graphs else "it has no graph")
         graph = self.graph(graphs[-1])
@@ -180,7 +180,7 @@ class _Reader:
             attributes=parts.texts(6),
             defaults=dict(map(self._attribute, parts.nested(11))),
             nodes=tuple(map(self._node, parts.nested(7))),
-            opsets=dict(map(_opset, parts.nested(9))),
+            opsets=_opsets(message, parts.nested(9)),
             overload=parts.text(13),
         )
 
@@ -192,9 +192,17 @@ class _Reader:
             domain=domain_name(parts.text(7)),
             inputs=parts.texts(1),
             outputs=parts.texts(2),
-            attributes=dict(map(self._attribute, parts.nested(5))),
+            attributes=self._attributes(message, parts.nested(5)),
             overload=parts.text(8),
         )
+
+    def _attributes(self, node: Message, messages: Sequence[Message]) -> dict[str, object]:
+        attributes: dict[str, object] = {}
+        for name, value in map(self._attribute, messages):
+            if name in attributes:
+                raise node.damaged(f"a node has the attribute '{name}' twice")
+            attributes[name] = value
+        return attributes
 
     def _attribute(self, message: Message) -> tuple[str, object]:
         """Returns an attribute's name and value.
@@ -248,9 +256,18 @@ def _text_or_bytes(f: Field) -> str | bytes:
         return bytes(f.view())
 
 
-def _opset(message: Message) -> tuple[str, int]:
-    parts = message.parts()
-    return domain_name(parts.text(1)), parts.whole(2)
+def _opsets(message: Message, imports: Sequence[Message]) -> dict[str, int]:
+    """Returns the versions of domains by name, which ``message`` imports.
+
+    Raises an error if one has two versions.
+    """
+    opsets: dict[str, int] = {}
+    for parts in (one.parts() for one in imports):
+        domain, version = domain_name(parts.text(1)), parts.whole(2)
+        if opsets.setdefault(domain, version) != version:
+            versions = f"{opsets[domain]} and {version}"
+            raise message.damaged(f"it imports the opsets {versions} of the domain '{domain}'")
+    return opsets
 
 
 def _value_info(message: Message) -> ValueInfo:
