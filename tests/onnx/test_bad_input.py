@@ -104,6 +104,49 @@ def test_wrong_nodes_are_named(nodes, constants, message):
     refused(model(nodes, weights=constants), message)
 
 
+#: the shape of x, nodes that compute y, the shapes of constants, and a part of the message
+WRONG_SHAPES = [
+    ([1, 4], "y = Gemm(x, w, c)", {"w": [4, 5], "c": [5, 1]}, "third input is float32.5,1."),
+    ([1, 4], "y = Gemm(x, w, c)", {"w": [4, 5], "c": [3, 1, 5]}, "third input"),
+    ([1, 4], "y = Clip(x, c)", {"c": [4]}, "a bound"),
+    ([3, 1], "y = RMSNormalization(x, c, axis=0)", {"c": [3, 4]}, "the scale"),
+    ([3, 1], "y = LayerNormalization(x, c)", {"c": [4]}, "the scale"),
+    ([3, 1], "y = LayerNormalization(x, c, d)", {"c": [1], "d": [4]}, "the bias"),
+    ([1, 3, 4], "y = Conv(x, w, c)", {"w": [2, 3, 1], "c": [1]}, "bias is .*, wanted 2 numbers"),
+    ([1, 3, 4], "y = Conv(x, w, c)", {"w": [2, 3, 1], "c": [2, 1]}, "the bias"),
+    ([1, 3, 4], "y = ConvTranspose(x, w, c)", {"w": [3, 2, 1], "c": []}, "the bias"),
+    ([1, 3, 4], "y = ConvTranspose(x, w, kernel_shape=[2])", {"w": [3, 2, 1]}, "kernel_shape"),
+    ([1, 1, 4], "y = InstanceNormalization(x, c, c)", {"c": [2]}, "a parameter"),
+    ([1, 2, 4], "y = InstanceNormalization(x, c, d)", {"c": [2], "d": [1]}, "a parameter"),
+    ([1, 1, 4], "y = BatchNormalization(x, c, c, c, c)", {"c": [2]}, "a parameter"),
+    ([1, 1, 4], "q = QuantizeLinear(x, c); y = DequantizeLinear(q, c)", {"c": [2]}, "a scale"),
+    ([1, 4], "z = Concat(x, c, axis=0); y = Concat(x, d, axis=1)", {"c": [0, 4], "d": [0, 4]},
+     "axis 1 of float32.1,4., float32.0,4."),
+    ([1, 4], "y = Gather(x, c)", {"c": [2]}, "the indices are float32.2., wanted integers"),
+    ([2, 3, 4], "y = LSTM(x, w, w, _, _, c)", {"w": [1, 16, 4], "c": [1, 1, 4]},
+     "float32.1,1,4., wanted .1, 3, 4."),
+    ([2, 3, 4], "y = GRU(x, w, w, c)", {"w": [1, 12, 4], "c": [2, 24]}, "wanted .1, 24."),
+    ([2, 3, 4], "y = RNN(x, w, w)", {"w": [1, 8, 4]}, "wanted .1, 4, 4."),
+    ([1, 1, 2, 2], "i = Cast(c, to=7); y = MaxUnpool(x, i, kernel_shape=[2, 2])", {"c": [4]},
+     "indices"),
+    ([1, 2, 3, 4], "y = Attention(x, x, x, c)", {"c": [2, 2, 3, 3]}, "the mask"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "nodes", "constants", "message"), WRONG_SHAPES)
+def test_parameters_of_a_wrong_shape_are_refused(shape, nodes, constants, message):
+    """A parameter neither enlarges a result nor stands for several channels."""
+    weights = {name: np.ones(extents, np.float32) for name, extents in constants.items()}
+    refused(model(nodes, f"x: {shape}", "y", weights, opset=23), message)
+
+
+def test_inputs_of_one_number_have_one():
+    weights = {"two": np.array([1, 1]), "three": np.ones(3, np.float32), "one": np.array(1)}
+    refused(model("y = CumSum(x, two)", weights=weights), "axis has 2 values, wanted one")
+    refused(model("h = HannWindow(two); y = Add(x, h)", weights=weights), "wanted one")
+    refused(model("y = OneHot(x, one, three)", weights=weights), "wanted 2 numbers")
+
+
 def test_nodes_that_contradict_themselves_are_refused():
     twice = one("Softmax", axis=1)
     twice.graph.node[0].attribute.append(helper.make_attribute("axis", 0))

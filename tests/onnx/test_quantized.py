@@ -302,3 +302,23 @@ def test_weights_in_blocks_stay_in_few_bits(bits, rng):
     assert_allclose(cml.Session(graph, "cpu").run(x)["y"], expected, rtol=1e-4, atol=1e-3)
     found = [b for a in graph.constants.values() if (b := weight_blocks(a))]
     assert sorted((b.axis, b.size, b.bits) for b in found) == [(1, 10, bits), (1, 16, bits)]
+
+
+@pytest.mark.parametrize("name", ["int4", "uint4"])
+@pytest.mark.parametrize("is_integer", [False, True])
+def test_quantizing_to_4_bits(name, is_integer):
+    """QuantizeLinear clamps to the 16 integers of 4 bits, by its zero point's or a stated type."""
+    element = onnx.TensorProto.DataType.Value(name.upper())
+    low = -8 if name == "int4" else 0
+    zero = onnx.helper.make_tensor("z", element, [], [low + 5])
+    end = "" if is_integer else "; y = Softmax(d)"
+    stated = f"QuantizeLinear(x, s, output_dtype={element})"
+    for quantize, zeros in (("QuantizeLinear(x, s, z)", ", z"), (stated, "")):
+        nodes = f"q = {quantize}; {'y' if is_integer else 'd'} = DequantizeLinear(q, s{zeros}){end}"
+        network = model(nodes, "x: [1, 41]", "y", {"s": np.float32(0.5)}, opset=21)
+        network.graph.initializer.append(zero)
+        x = {"x": np.linspace(-10, 10, 41, dtype=np.float32)[None]}
+        graph = load(network)
+        (expected,) = ort.InferenceSession(network.SerializeToString()).run(None, x)
+        assert_allclose(cml.Session(graph, "cpu").run(x)["y"], expected, rtol=1e-5, atol=1e-6)
+        assert np.ptp(expected) > 0 and graph.integer == (is_integer and bool(zeros))

@@ -278,12 +278,18 @@ class OnnxCall:
         return Value.known(folded.astype(arrays[0].dtype) if is_number else folded)
 
 
+def _single(numbers: Sequence[int], subject: str) -> int:
+    if len(numbers) != 1:
+        raise InvalidNode(f"{subject} has {len(numbers)} values, wanted one")
+    return numbers[0]
+
+
 #: by the type of an input that must be known: the function that reads it
 _READERS: Mapping[str, Callable[[Value, str], object]] = {
     "Array": constant,
     "list[float]": lambda value, what: constant(value, what).reshape(-1).tolist(),
     "list[int]": ints,
-    "int": lambda value, what: ints(value, what)[0],
+    "int": lambda value, what: _single(ints(value, what), what),
     "float": number,
 }
 

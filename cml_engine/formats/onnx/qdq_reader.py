@@ -15,14 +15,15 @@ from cml_engine.compiler.integer.quantizer.scales import round_digits
 from cml_engine.errors import ModelError, Source
 from cml_engine.formats.onnx.model import OnnxModelFile
 from cml_engine.formats.onnx.op_schemas import OnnxCall
-from cml_engine.formats.onnx.operators.convolution import convolve
+from cml_engine.formats.onnx.operators.convolution import bias_row, convolve
 from cml_engine.formats.onnx.operators.matrix import matmul
-from cml_engine.formats.onnx.operators.quantized import dequantize
+from cml_engine.formats.onnx.operators.quantized import dequantize, quantized_dtype
 from cml_engine.formats.onnx.operators.runtime_quantized import (
     QUANTIZED_FORMS,
     QuantizedForm,
     optional_input,
 )
+from cml_engine.formats.onnx.ranges import of_dtype
 from cml_engine.formats.onnx.values import Value, checked_axis, clean, current_import
 from cml_engine.ir.graph import Array, Attrs
 
@@ -105,11 +106,11 @@ def quantized_type(scale: Value, zero: Value | None) -> QuantizedType:
             f"{scale.array.size} scales of a computed tensor; an integer network has one for each "
             "(weights may have one for each channel)"
         )
-    limits, zero_point = np.iinfo(zero_array.dtype), int(zero_array.reshape(()))
+    limits, zero_point = of_dtype(zero_array.dtype), int(zero_array.reshape(()))
     quantized = QuantizedType(
         round_digits(float(scale.array.reshape(()))),
-        limits.min - zero_point,
-        limits.max - zero_point,
+        int(limits.low) - zero_point,
+        int(limits.high) - zero_point,
     )
     max_high = 65535 if not quantized.signed else 32767
     if -quantized.low > 32768 or quantized.high > max_high:
@@ -195,9 +196,10 @@ class QdqReader:
 
     def _quantize(self, call: OnnxCall) -> Value | None:
         zero = call[2] if call.has(2) else None
-        if call[0].array is not None or (zero is not None and zero.kind != "integer"):
+        dtype = quantized_dtype(zero, call.attrs.get("output_dtype", 0))
+        if call[0].array is not None:
             return None
-        return self._rounded(call[0], call[1], zero)
+        return self._rounded(call[0], call[1], zero or Value.known(np.zeros((), dtype)))
 
     def _rounded(self, x: Value, scale: Value, zero: Value | None) -> QuantizedValue:
         """Adds a rounding point: a copy with the scale and range of its integers."""
@@ -264,8 +266,9 @@ class QdqReader:
 
     def _conv(self, call: OnnxCall) -> Value:
         x, weights = self._numbers(*_three(call, 0)), self._constant(*_three(call, 3), 0)
-        bias = self._bias(call[8], call[1], call[4]).unsqueeze([0]) if call.has(8) else 0.0
-        return self._rounded(convolve(x, weights, bias, **call.attrs), call[6], call[7])
+        bias = self._bias(call[8], call[1], call[4]) if call.has(8) else None
+        y = convolve(x, weights, bias_row(bias, weights.shape[0]), **call.attrs)
+        return self._rounded(y, call[6], call[7])
 
     def _matmul(self, call: OnnxCall) -> Value:
         a, b_inputs = self._numbers(*_three(call, 0)), _three(call, 3)

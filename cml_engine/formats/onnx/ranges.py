@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from cml_engine.formats.builder import ImportBuilder
+from cml_engine.formats.onnx.tensors import bits_of
 from cml_engine.ir.graph import Array, DType, Fact, Node
 from cml_engine.ir.single_value import distinct
 
@@ -50,7 +51,7 @@ def of_dtype(dtype: DType) -> Interval:
     """Returns the interval of all values of an ONNX type."""
     if dtype.kind not in "iu":
         return _UNIT if dtype.kind == "b" else _ANY
-    bits = 8 * dtype.itemsize
+    bits = bits_of(dtype)
     if dtype.kind == "u":
         return Interval(0, (1 << bits) - 1)
     return Interval(-(1 << bits - 1), (1 << bits - 1) - 1)

@@ -39,7 +39,11 @@ _NUMPY: Mapping[str, DType] = {
     )
 }
 #: the element types that NumPy lacks, and the types that store them
-_HELD_AS = {"bfloat16": "float32", "uint4": "uint8", "int4": "int8"}
+_HELD_AS: Mapping[str, DType] = {
+    "bfloat16": np.dtype(np.float32),
+    "uint4": np.dtype(np.uint8, metadata={"bits": 4}),
+    "int4": np.dtype(np.int8, metadata={"bits": 4}),
+}
 
 _EXTERNAL = 1
 #: the fields with values of their own type: float, int32, int64, double, uint64
@@ -51,9 +55,17 @@ def type_name(element: int) -> str:
 
 
 def element_dtype(element: int) -> DType | None:
-    """Returns the NumPy type that stores the ONNX element type of a number, or None."""
+    """Returns the NumPy type that stores the ONNX element type of a number, or None.
+
+    That of 4-bit integers has 8 bits; :func:`bits_of` tells them apart.
+    """
     name = ELEMENT_TYPES.get(element, "")
-    return _NUMPY.get(_HELD_AS.get(name, name))
+    return _HELD_AS.get(name) or _NUMPY.get(name)
+
+
+def bits_of(dtype: DType) -> int:
+    """Returns the bits of the ONNX type that a NumPy type of :func:`element_dtype` stores."""
+    return int(dtype.metadata["bits"]) if dtype.metadata else 8 * dtype.itemsize
 
 
 class ExternalData:
@@ -170,7 +182,7 @@ class OnnxTensor:
             flat = _from_fields(self, dtype)
         if flat.size != count:
             raise self.damaged(f"{flat.size:,} values for the shape {list(self.shape)}")
-        return flat.astype(dtype, copy=False).reshape(self.shape)
+        return flat.astype(dtype, copy=False).view(dtype).reshape(self.shape)
 
     def _bytes(self) -> memoryview | None:
         if self.external is None:

@@ -534,6 +534,21 @@ def checked_axes(axes: Sequence[int] | None, rank: int) -> list[int]:
     return checked
 
 
+def per_channel(value: Value, count: int, subject: str) -> Value:
+    """Returns a value that must have one number for each of ``count`` channels."""
+    if value.shape != (count,):
+        raise InvalidNode(f"{subject} is {value}, wanted {count} numbers")
+    return value
+
+
+def expandable(value: Value, shape: Sequence[int], subject: str) -> Value:
+    """Returns a value that must broadcast to ``shape``, which it does not enlarge."""
+    extents = zip(value.shape[::-1], shape[::-1], strict=False)
+    if value.rank > len(shape) or any(n not in (1, target) for n, target in extents):
+        raise InvalidNode(f"{subject} is {value}, which does not broadcast to {list(shape)}")
+    return value
+
+
 def checked_shape(shape: Sequence[int]) -> list[int]:
     """Returns the shape as a list; raises an error if a tensor of the network cannot have it."""
     if not can_be_shape(shape) or prod(shape) > _MOST:

@@ -13,6 +13,7 @@ from cml_engine.formats.onnx.values import (
     allocate,
     as_value,
     concat,
+    expandable,
     unsupported_error,
     zeros,
 )
@@ -58,6 +59,7 @@ def attention(
     heads_k, heads_v = (_repeat_heads(x, q.shape[1] // k.shape[1]) for x in (k, v))
     scale = 1 / np.sqrt(q.shape[3]) if scale is None else scale
     logits = _scores(q, heads_k, scale, softcap)
+    bias = None if bias is None else expandable(bias, logits.shape, "the mask")
     biased = logits if bias is None else logits + bias
     weights = _masked_softmax(biased, bias)
     y = weights.matmul(heads_v)

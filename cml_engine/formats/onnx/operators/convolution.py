@@ -25,6 +25,7 @@ from cml_engine.formats.onnx.values import (
     add_operator,
     allocate,
     fragment,
+    per_channel,
     zeros,
 )
 from cml_engine.ir.graph import Array
@@ -120,12 +121,12 @@ def _halves(total: int, odd_at_end: bool) -> tuple[int, int]:
 def conv(
     x: Value, weights: Value, bias: Value | None = None, **window: Unpack[ConvAttributes]
 ) -> Value:
-    return convolve(x, weights, _row(bias), **window)
+    return convolve(x, weights, bias_row(bias, weights.shape[0]), **window)
 
 
-def _row(bias: Value | None) -> Value | float:
-    """Returns a bias as [1, C], or 0 if there is none."""
-    return 0.0 if bias is None else bias.unsqueeze([0])
+def bias_row(bias: Value | None, count: int) -> Value | float:
+    """Returns the bias of ``count`` channels as [1, C], or 0 if there is none."""
+    return 0.0 if bias is None else per_channel(bias, count, "the bias").unsqueeze([0])
 
 
 def convolve(
@@ -138,15 +139,19 @@ def convolve(
     **window: Unpack[WindowAttributes],
 ) -> Value:
     """Adds a convolution and returns its result; ``bias`` is [1, C] or a number."""
-    if x.rank < 3 or weights.rank != x.rank:
-        raise InvalidNode(f"a convolution of {x} with {weights}")
+    _check_filter(x, weights, kernel_shape)
     spatial = _find_window(x.shape[2:], list(weights.shape[2:]), **window)
-    if kernel_shape is not None and tuple(kernel_shape) != weights.shape[2:]:
-        raise InvalidNode(f"kernel_shape {kernel_shape}, and weights {weights}")
     return x.conv(
         weights, bias, padding=spatial.padding, stride=spatial.stride, dilation=spatial.dilation,
         groups=group,
     )  # fmt: skip
+
+
+def _check_filter(x: Value, weights: Value, kernel_shape: list[int] | None) -> None:
+    if x.rank < 3 or weights.rank != x.rank:
+        raise InvalidNode(f"a convolution of {x} with {weights}")
+    if kernel_shape is not None and tuple(kernel_shape) != weights.shape[2:]:
+        raise InvalidNode(f"kernel_shape {kernel_shape}, and weights {weights}")
 
 
 @op("ConvTranspose", "deconv", attrs=CONV)
@@ -162,10 +167,9 @@ def conv_transpose(
     dilations: list[int],
     pads: list[int],
     group: int,
-    kernel_shape: object,
+    kernel_shape: list[int] | None,
 ) -> Value:
-    if x.rank < 3 or weights.rank != x.rank:
-        raise InvalidNode(f"a convolution of {x} with {weights}")
+    _check_filter(x, weights, kernel_shape)
     spans = [(k - 1) * d + 1 for k, d in zip(weights.shape[2:], dilations, strict=True)]
     full_extents = [(n - 1) * s + r for n, s, r in zip(x.shape[2:], strides, spans, strict=True)]
     # the numbers of elements that are cropped at each side of the full result
@@ -180,10 +184,11 @@ def conv_transpose(
             for f, e, n in zip(full_extents, output_padding, extents, strict=True)
         ]
     crops = [(a, b - e) for (a, b), e in zip(crops, output_padding, strict=True)]
+    row = bias_row(bias, weights.shape[1] * group)
     # a negative crop pads the full result
     is_padded = any(a < 0 or b < 0 for a, b in crops)
     result = x.deconv(
-        weights, 0.0 if is_padded else _row(bias),
+        weights, 0.0 if is_padded else row,
         padding=[(max(a, 0), max(b, 0)) for a, b in crops], stride=list(strides),
         dilation=list(dilations), groups=group,
     )  # fmt: skip
@@ -191,7 +196,7 @@ def conv_transpose(
         return result
     padding = [(0, 0), (0, 0), *((max(-a, 0), max(-b, 0)) for a, b in crops)]
     padded = result.pad(padding=padding)
-    return padded if bias is None else add_operator("add", padded, _row(bias))
+    return padded if bias is None else add_operator("add", padded, row)
 
 
 @op("ConvInteger", "int_sub, int_conv", attrs=CONV)
@@ -202,9 +207,10 @@ def conv_integer(
     weights_zero: Value | None = None,
     *,
     group: int,
-    kernel_shape: object,
+    kernel_shape: list[int] | None,
     **window: Unpack[WindowAttributes],
 ) -> Value:
+    _check_filter(x, weights, kernel_shape)
     x = subtract_zero_point(x, zero)
     if weights_zero is not None and weights_zero.rank:
         weights_zero = weights_zero.reshape([weights_zero.shape[0], *[1] * (weights.rank - 1)])
@@ -230,9 +236,11 @@ def deform_conv(
     dilations: list[int],
     pads: list[int],
     group: int,
-    kernel_shape: object,
+    kernel_shape: list[int] | None,
 ) -> Value:
-    values = [x, weights, offset, 1.0 if mask is None else mask, _row(bias)]
+    _check_filter(x, weights, kernel_shape)
+    row = bias_row(bias, weights.shape[0])
+    values = [x, weights, offset, 1.0 if mask is None else mask, row]
     return fragment(
         "deform_conv", values, size=list(weights.shape[2:]), padding=_pairs(pads), stride=strides,
         dilation=dilations, groups=group, offset_groups=offset_group,
@@ -415,6 +423,8 @@ def max_unpool(
 ) -> Value:
     axes = zip(x.shape[2:], strides, _pairs(pads), kernel_shape, strict=True)
     shape = allocate([*x.shape[:2], *((n - 1) * s - a - b + k for n, s, (a, b), k in axes)], 4)
+    if indices.shape != x.shape:
+        raise InvalidNode(f"indices {indices} of {x}")
     indices_flat = indices.reshape([x.size])
     flat = zeros([prod(shape)]).scatter_elements(indices_flat, x.reshape([x.size]), axis=0)
     y = flat.reshape(shape)

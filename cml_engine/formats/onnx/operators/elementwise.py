@@ -23,8 +23,10 @@ from cml_engine.formats.onnx.values import (
     checked_axis,
     current_import,
     elementwise,
+    expandable,
     interval_of,
     kind_of,
+    per_channel,
     unsupported_error,
 )
 from cml_engine.ir.graph import Array, DType
@@ -218,7 +220,9 @@ for _name, _nnef in same.FLOATS.items():
 def clip(
     x: Value, min: Value | None = attribute(until=10), max: Value | None = attribute(until=10)
 ) -> Value:
-    low, high = min, max
+    low, high = (
+        None if v is None else expandable(v, [1], "a bound").reshape([]) for v in (min, max)
+    )
     if x.kind == "integer":
         x = x if low is None else binary("max", x, low)
         return x if high is None else binary("min", x, high)
@@ -585,6 +589,10 @@ def nll_loss(
     reduction: str = _REDUCTION,
 ) -> Value:
     """Imports the weighted negative log-likelihood of the targets by log-probabilities."""
+    if target.shape != (*logs.shape[:1], *logs.shape[2:]):
+        raise InvalidNode(f"the target {target} of {logs}")
+    if weights is not None:
+        per_channel(weights, logs.shape[1], "the weight")
     is_ignored: Value | None = None
     if ignore_index is not None:
         is_ignored = target.eq(ignore_index)

@@ -24,6 +24,7 @@ from cml_engine.formats.onnx.values import (
     concat,
     counted_error,
     interval_of,
+    per_channel,
     unsupported_error,
     zeros,
 )
@@ -74,6 +75,8 @@ def _gather_fold(x: Array, indices: Array, axis: int) -> Array:
 @op("Gather", "gather; or slice, squeeze", fold=_gather_fold)
 def gather(x: Value, indices: Value, *, axis: int = 0) -> Value:
     axis = checked_axis(axis, x.rank)
+    if indices.kind != "integer":
+        raise InvalidNode(f"the indices are {indices}, wanted integers")
     if indices.array is None:
         indices = _valid(indices, [x.shape[axis]])
         return x.gather(_wrap_indices(indices, [extent(x, axis)]), axis=axis)
@@ -199,6 +202,7 @@ def reverse_sequence(x: Value, lengths: Value, *, batch_axis: int = 1, time_axis
 @op("OneHot", "int_eq, or, select")
 def one_hot(indices: Value, depth: float, values: Value, *, axis: int = -1) -> Value:
     count = int(depth)
+    per_channel(values, 2, "the input of values")
     axis = checked_axis(axis, indices.rank + 1)
     lifted = indices.cast("integer").unsqueeze([axis])
     checked_shape([*indices.shape, *allocate([count])])

@@ -34,6 +34,7 @@ from cml_engine.formats.onnx.values import (
     concat,
     constant,
     needs_constant,
+    per_channel,
     unsupported_error,
     zeros,
 )
@@ -337,8 +338,6 @@ def _declare(
         length, batch, _ = x.shape
         current_budget().check_nodes(length, "the operator")
         directions = 2 if direction == "bidirectional" else 1
-        if weights.shape[0] != directions:
-            raise InvalidNode(f"direction '{direction}' with weights {weights}")
         activation_list = _activations(
             activations, defaults * directions, activation_alpha, activation_beta
         )
@@ -346,10 +345,22 @@ def _declare(
         initial_states = [
             v.transpose([1, 0, 2]) if layout and v is not None else v for v in initial_states
         ]
+        size = recurrent.shape[2]
+        shapes: list[tuple[Value | None, list[int]]] = [
+            (weights, [gates * size, x.shape[2]]),
+            (recurrent, [gates * size, size]),
+            (bias, [2 * gates * size]),
+            (peepholes, [3 * size]),
+            *((state, [batch, size]) for state in initial_states),
+        ]
+        for value, shape in shapes:
+            if value is not None and value.shape != (directions, *shape):
+                raise InvalidNode(f"an input is {value}, wanted {[directions, *shape]}")
+        if sequence_lengths is not None:
+            per_channel(sequence_lengths, batch, "the input of lengths")
         outputs, states_by_direction = [], []
         for d in range(directions):
             rows = _rows(recurrent, d)
-            size = rows.shape[1]
             input_bias = state_bias = zeros((1, gates * size))
             if bias is not None:
                 input_bias, state_bias = bias.slice(0, d, d + 1).split(1, [gates * size] * 2)

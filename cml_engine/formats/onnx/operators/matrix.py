@@ -18,6 +18,7 @@ from cml_engine.formats.onnx.values import (
     add_operator,
     allocate,
     checked_shape,
+    expandable,
     fragment,
     unsupported_error,
 )
@@ -83,6 +84,7 @@ def gemm(
     result = result if alpha == 1.0 else result * alpha
     if bias is None:
         return result
+    bias = expandable(bias, result.shape, "the third input")
     return result + (bias if beta == 1.0 else bias * beta)
 
 
@@ -247,7 +249,7 @@ def subtract_zero_point(x: Value, zero: Value | None) -> Value:
     """
     if zero is None or (zero.array is not None and not zero.array.any()):
         return x
-    return x - zero
+    return x - expandable(zero, x.shape, "the zero point")
 
 
 @op("MatMulInteger", "int_sub, int_matmul")

@@ -109,7 +109,10 @@ def tile(x: Value, repeats: list[int]) -> Value:
 
 @op("Concat", "concat")
 def concatenate(*values: Value, axis: int) -> Value:
-    return concat(values, checked_axis(axis, values[0].rank))
+    axis = checked_axis(axis, values[0].rank)
+    if len({(*v.shape[:axis], v.rank, *v.shape[axis + 1 :]) for v in values}) > 1:
+        raise InvalidNode(f"axis {axis} of {', '.join(map(str, values[:8]))}")
+    return concat(values, axis)
 
 
 @op("Split", "split, slice")
@@ -150,7 +153,7 @@ def slice_(
     first = starts if isinstance(starts, list) else elements(starts, "the starts")
     last = ends if isinstance(ends, list) else elements(ends, "the ends")
     axes = checked_axes(range(len(first)) if axes is None else axes, x.rank)
-    steps = steps or [1] * len(axes)
+    steps = [1] * len(axes) if steps is None else steps
     if not len(first) == len(last) == len(axes) == len(steps) or 0 in steps:
         raise InvalidNode(f"starts {list(first)}, ends {list(last)}, steps {list(steps)}")
     ranges: dict[int, range] = {}

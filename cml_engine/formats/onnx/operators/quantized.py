@@ -14,10 +14,18 @@ from numpy.typing import DTypeLike
 from cml_engine.formats.onnx.op_schemas import MICROSOFT, at_least, attribute, op
 from cml_engine.formats.onnx.operators.convolution import CONV, ConvAttributes, convolve
 from cml_engine.formats.onnx.operators.matrix import matmul
-from cml_engine.formats.onnx.tensors import ELEMENT_TYPES, element_dtype
-from cml_engine.formats.onnx.values import InvalidNode, Value, checked_axis, unsupported_error
+from cml_engine.formats.onnx.ranges import of_dtype
+from cml_engine.formats.onnx.tensors import element_dtype, type_name
+from cml_engine.formats.onnx.values import (
+    InvalidNode,
+    Value,
+    checked_axis,
+    expandable,
+    per_channel,
+    unsupported_error,
+)
 from cml_engine.ir.block_weights import Blocks, scales_shape
-from cml_engine.ir.graph import Array
+from cml_engine.ir.graph import Array, DType
 
 
 def _ranged(value: Value, x: Value, axis: int, block: int) -> Value:
@@ -27,15 +35,14 @@ def _ranged(value: Value, x: Value, axis: int, block: int) -> Value:
     """
     if value.array is not None and value.array.size == 1:
         return Value.known(value.array.reshape(()))
-    if value.rank == 0:
-        return value
+    if value.size == 1 and value.rank < 2:
+        return value.reshape([])
     axis = checked_axis(axis, x.rank)
     if block:
         return _blocks(value, x, axis, block)
     if value.rank != 1:
-        return value.reshape([1] * (x.rank - value.rank) + list(value.shape))
-    if value.shape == (1,):
-        return value.reshape([])
+        return expandable(value, x.shape, "a scale or zero point").lift(x.rank)
+    per_channel(value, x.shape[axis], "a scale or zero point")
     return value.reshape([value.shape[0] if a == axis else 1 for a in range(x.rank)])
 
 
@@ -85,10 +92,21 @@ def quantize(
 
     Returns the integers.
     """
-    limits = np.iinfo(dtype)
+    limits = of_dtype(np.dtype(dtype))
     y = (x.scalar() / _ranged(scale, x, axis, block)).round_even()
     y = y if zero is None else y + _ranged(zero, x, axis, block).scalar()
-    return y.clamp(float(limits.min), float(limits.max)).cast("integer").typed(dtype)
+    return y.clamp(float(limits.low), float(limits.high)).cast("integer").typed(dtype)
+
+
+def quantized_dtype(zero: Value | None, output_dtype: int) -> DType:
+    """Returns the type of the integers of a QuantizeLinear: its zero point's, or the stated one.
+
+    An ``output_dtype`` of 0 means uint8.
+    """
+    dtype = zero.dtype if zero is not None else element_dtype(output_dtype or 2)
+    if dtype is None or dtype.kind not in "iu":
+        raise unsupported_error(f"quantizing to {type_name(output_dtype or 2)}")
+    return dtype
 
 
 @op("QuantizeLinear", "div, round_even, add, clamp, cast", domain=MICROSOFT)
@@ -117,10 +135,7 @@ def quantize_linear(
     precision: int = attribute(0, since=19),
     saturate: int = attribute(1, since=19),
 ) -> Value:
-    type_name = ELEMENT_TYPES.get(output_dtype or 2, "")
-    dtype = zero.dtype if zero is not None else element_dtype(output_dtype or 2)
-    if dtype is None or dtype.kind not in "iu" or type_name in ("int4", "uint4"):
-        raise unsupported_error(f"quantizing to {type_name}")
+    dtype = quantized_dtype(zero, output_dtype)
     return quantize(x, scale, zero, dtype, axis, block_size)
 
 
@@ -180,6 +195,7 @@ def qlinear_conv(
     weight_values = dequantize(weights, scale, zero)
     bias_row: Value | float = 0.0
     if bias is not None:
+        per_channel(bias, weights.shape[0], "the bias")
         input_scale, weight_scale = (v.reshape([v.size]) for v in (x_scale, w_scale))
         bias_row = (bias.scalar() * weight_scale * input_scale).unsqueeze([0])
     y = convolve(numbers, weight_values, bias_row, **window)

@@ -32,7 +32,9 @@ from cml_engine.formats.onnx.values import (
     checked_axis,
     concat,
     current_import,
+    expandable,
     interval_of,
+    per_channel,
     unsupported_error,
 )
 from cml_engine.ir.graph import Array, DType
@@ -385,7 +387,9 @@ def batch_normalization(
 ) -> list[Value]:
     if not spatial:
         raise unsupported_error("spatial=0")
-    scale, offset, mean, variance = (v.unsqueeze([0]) for v in (scale, offset, mean, variance))
+    scale, offset, mean, variance = (
+        _row(v, x.shape[1] if x.rank > 1 else 1) for v in (scale, offset, mean, variance)
+    )
     results = []
     if call.opset >= 14 and training_mode:
         running = mean, variance
@@ -414,7 +418,7 @@ def _normalize(
 def instance_normalization(
     x: Value, scale: Value, offset: Value, *, epsilon: float = 1e-5
 ) -> Value:
-    row_scale, row_offset = scale.unsqueeze([0]), offset.unsqueeze([0])
+    row_scale, row_offset = (_row(v, x.shape[1]) for v in (scale, offset))
     return _normalize(x, range(2, x.rank), epsilon, row_scale, row_offset)[0]
 
 
@@ -444,8 +448,13 @@ def _normalize_groups(x: Value, groups: int, epsilon: float, scale: Value, offse
         raise InvalidNode(f"{groups} groups of {x.shape[1]} channels")
     flat = x.reshape([x.shape[0], groups, -(-prod(x.shape[1:]) // groups)])
     normalized = _normalize(flat, [2], epsilon, 1.0, 0.0)[0].reshape(x.shape)
-    y = add_operator("mul", normalized, scale.unsqueeze([0]))
-    return add_operator("add", y, offset.unsqueeze([0]))
+    y = add_operator("mul", normalized, _row(scale, x.shape[1]))
+    return add_operator("add", y, _row(offset, x.shape[1]))
+
+
+def _row(value: Value, channels: int) -> Value:
+    """Returns a parameter with one number for each channel as [1, C]."""
+    return per_channel(value, channels, "a parameter").unsqueeze([0])
 
 
 @op("GroupNorm", "moments, batch_normalization, silu", domain=MICROSOFT)
@@ -490,8 +499,9 @@ def _normalize_last(
     x: Value, axes: Sequence[int], epsilon: float, scale: Value, offset: Value | None
 ) -> tuple[Value, Value, Value]:
     # NNEF aligns shapes from the left
-    lifted = 0.0 if offset is None else offset.lift(x.rank)
-    return _normalize(x, axes, epsilon, scale.lift(x.rank), lifted)
+    lifted = 0.0 if offset is None else expandable(offset, x.shape, "the bias").lift(x.rank)
+    scale = expandable(scale, x.shape, "the scale").lift(x.rank)
+    return _normalize(x, axes, epsilon, scale, lifted)
 
 
 @op("RMSNormalization", "sqr, mean_reduce, add, rsqrt, mul")
@@ -500,7 +510,7 @@ def rms_normalization(
     x: Value, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Value:
     mean = x.sqr().mean_reduce(axes=list(range(checked_axis(axis, x.rank), x.rank)))
-    return x * (mean + epsilon).rsqrt() * scale
+    return x * (mean + epsilon).rsqrt() * expandable(scale, x.shape, "the scale")
 
 
 @op("SkipLayerNormalization", "add, moments, batch_normalization", domain=MICROSOFT)
