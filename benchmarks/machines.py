@@ -46,9 +46,10 @@ _BURSTS = (
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine made of this one.
+    """This machine under conditions that resemble another one.
 
-    ``cores`` limits its processes to these cores, and ``beside`` is Python code that runs beside.
+    ``environment`` has variables for the driver, ``cores`` are the only cores that its processes
+    use, and ``beside`` is Python code that runs at the same time.
     """
 
     name: str

@@ -113,7 +113,7 @@ def measure_ncnn(folder: Path) -> None:
 
 
 def _memory_mb(name: str) -> float:
-    """Returns a figure of this process's memory on Linux."""
+    """Returns the line ``name`` of Linux's ``/proc/self/status``, a size, in MiB."""
     text = Path("/proc/self/status").read_text("utf-8")
     (line,) = (line for line in text.splitlines() if line.startswith(f"{name}:"))
     return int(line.split()[1]) / 1024
@@ -166,7 +166,7 @@ def encoding(programs: Mapping[str, Path], rounds: int) -> dict[str, float]:
 
 
 def table(found: Mapping[str, Mapping[str, Figures]], encoded: Mapping[str, float]) -> str:
-    """Returns the figures as Markdown: medians and, of a machine at rest, the least."""
+    """Returns the figures as a Markdown table: the medians, and the least values in brackets."""
     ours, theirs = PROGRAMS
     titles = (*PROGRAMS, NCNN)
     heads = ("network", "figure", *titles, f"{ours} ÷ {theirs}")

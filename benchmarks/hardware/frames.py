@@ -202,7 +202,7 @@ _HEAD = ("network", "unsliced, ms", "budget, ms", "clock", "slices of", "sliced 
 
 
 def table() -> str:
-    """Returns a table of all networks, budgets and clocks, and of two granules, in Markdown."""
+    """Returns a Markdown table with a row per network, budget, clock and granule of slices."""
     rows = []
     for name, network in stored_networks().items():
         for budget_ms in BUDGETS_MS:

@@ -126,7 +126,7 @@ def height(cells: Cells) -> Array:
 
 
 def detail(cells: Cells) -> Array:
-    """Returns the octaves of 4 and 2 cells at the cells, in cells of the level."""
+    """Returns the octaves with periods of 4 and 2 cells; heights are in cells of the level."""
     mask = _mountains(_continent(cells))
     total: Array = np.zeros(cells.x.shape, np.float32)
     for octave in (cells.level + 2, cells.level + 1):

@@ -44,6 +44,6 @@ def test_a_package_uses_its_cooked_networks(folder, monkeypatch, gpu):
 
 
 def test_a_checkout_does_not_use_cooked_networks(folder):
-    """Its models and kernels may have changed since."""
+    """A checkout ignores cooked networks, because its models and kernels may have changed since."""
     cooking.make()
     assert cooking.cooked_set() is None

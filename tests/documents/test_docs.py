@@ -71,7 +71,7 @@ def test_readme_names_commands_that_exist(capsys):
 
 
 def test_the_table_of_devices_is_that_of_their_reports():
-    """``python -m benchmarks.devices --write`` makes it."""
+    """The page of devices is what ``python -m benchmarks.devices --write`` makes of the reports."""
     reports = devices.stored_reports()
     assert reports and devices.PAGE.read_text(encoding="utf-8") == devices.page(reports)
 

@@ -52,7 +52,7 @@ STORED = [
 
 @pytest.mark.parametrize(("block", "storage"), STORED)
 def test_kept_tensors_change_no_bit_of_the_outputs(gpu, block, storage):
-    """Also if a pass removed the tensor, or the plan stores it in blocks and in 16 bits."""
+    """``keep`` changes no output, also for tensors that a pass removed or stored in 16 bits."""
     net = BLOCKS[block]()
     last = net.nodes[-1].outputs[-1]
     graph, values = net.graph(last), net.input()

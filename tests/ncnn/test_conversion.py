@@ -509,7 +509,7 @@ def test_own_layers_that_do_not_fit(own_layers, convert_lines, line, message):
 
 @pytest.mark.parametrize("method", [2, 3], ids=["linear", "cubic"])
 def test_a_nan_stays_in_the_windows_of_a_resize(method, convert_lines):
-    """It reaches the results to which its element contributes."""
+    """A NaN reaches exactly the results of a resize to which its element contributes."""
     graph = convert_lines(f"Interp i 1 1 in out 0={method} 1=1.37 2=0.6")
     session, reached = cml.Session(graph, "cpu"), 0
     for at in ((0, 0), (3, 5), (7, 7)):

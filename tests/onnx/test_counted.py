@@ -353,7 +353,7 @@ def test_every_statement_is_of_an_operator():
 
 
 def test_operators_without_a_statement_are_refused():
-    """Each is given a selection as its first input; the check precedes all others."""
+    """Operators without a rule for counted axes refuse a selection as their first input."""
     silent = {row.qualified: row for row in all_schemas() if row.name not in STATEMENTS}
     assert len(silent) > 20
     for row in silent.values():
@@ -452,7 +452,7 @@ def test_a_slice_to_a_count_leaves_the_tensor_as_it_is():
 
 
 def test_causal_masks_and_dropout_keep_counts():
-    """They make constants of the largest extent, which have the counts of their operand."""
+    """Trilu and Dropout keep the count of their operand for the constants that they make."""
     text = f"{SELECT}; a = Unsqueeze(v, one); b = Unsqueeze(v, first); c = MatMul(a, b)"
     text += "; d = Trilu(c, upper=0); e, k = Dropout(d); f = Cast(k, to=1); y = Mul(e, f)"
     weights = {n: KNOWN[n] for n in ("z", "one", "first")}

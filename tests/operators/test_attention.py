@@ -29,7 +29,7 @@ def test_attention_gives_the_reference(sizes, software, gpu, set_limits):
 @pytest.mark.parametrize("software", [True, False])
 @pytest.mark.parametrize("sizes", [(2, 13, 3, 12), (1, 1, 2, 24)])
 def test_joined_products_are_bit_identical(sizes, software, gpu, set_limits):
-    """On a software driver each is a launch, elsewhere they are one of another tile."""
+    """Joined products change no bit; only on hardware do they run as one dispatch."""
     set_limits(software=software)
     net = attention(*sizes)
     graph, inputs = net.graph(), net.input()
@@ -46,7 +46,7 @@ def test_joined_products_are_bit_identical(sizes, software, gpu, set_limits):
 @pytest.mark.parametrize("software", [True, False])
 @pytest.mark.parametrize("rows", [1, 7])
 def test_joined_linears_are_bit_identical(rows, software, gpu, set_limits):
-    """A software driver has the same kernels as without the pass."""
+    """Linears of one input change no bit when joined; a software driver runs each by itself."""
     set_limits(software=software)
     net = Net(rows, 36)
     biases = ("random(1, 25)", "random(1, 25)", "random(25)")

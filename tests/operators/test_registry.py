@@ -105,7 +105,7 @@ def test_expansion_calling_an_unsupported_operator_is_refused():
 
 @pytest.mark.parametrize("spec", [s for s in SPECS if s.kernel], ids=lambda s: s.name)
 def test_every_kernel_has_a_case_of_several_workgroups(spec):
-    """Otherwise no check runs a part of it, because partitions are made of whole workgroups."""
+    """Every kernel has a case of several workgroups, so that checks can run it in parts."""
     most = {}
     for graph in (graph for _, graph, _, layouts in variants(spec) if not layouts):
         for choice in lower(graph, Limits()).choices or (None,):

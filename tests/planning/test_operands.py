@@ -107,7 +107,7 @@ def test_computed_operands_take_no_memory_and_no_choices():
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", CASES)
 def test_computed_operands_are_bit_identical_to_copied_ones(case, gpu, set_limits, rng):
-    """Any split into slices gives the bits of dispatches for each operator."""
+    """Computed operands change no bit, in any slices, against a dispatch for each operator."""
     set_limits(software=False)
     graph = joining(*case)
     inputs, layouts = inputs_of(graph, rng), choose_layout(graph)

@@ -117,7 +117,7 @@ def test_the_demos_networks_end_in_a_chain(name, count):
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", CASES)
 def test_chains_are_bit_identical_to_single_convolutions(case, gpu, set_limits, rng):
-    """Any split into slices gives the bits of kernels that add products in the same order."""
+    """A chain in one dispatch gives the bits of one dispatch per convolution, in any slices."""
     set_limits(software=False)
     graph = chain(*case, whole=True)
     inputs = {"x": rng.integers(-2, 3, case[0]).astype(np.float32)}

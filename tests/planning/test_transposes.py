@@ -77,7 +77,7 @@ def test_keys_that_others_read_are_copied():
     "sizes", [(2, 13, 11, 3, 12), (1, 70, 67, 2, 5), (3, 8, 9, 1, 16), (1, 9, 131, 4, 33)]
 )
 def test_products_store_the_same_bits_as_the_copy(sizes, others, gpu, set_limits, rng):
-    """In any slices."""
+    """Products that store transposed results give the bits of product and copy, in any slices."""
     set_limits(software=False)
     graph = attending(*sizes, others=others)
     inputs = {name: small(rng, *graph.facts[name].shape) for name in graph.inputs}

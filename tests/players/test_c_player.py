@@ -102,7 +102,7 @@ def dawn(tmp_path_factory):
     ids=str,
 )
 def test_c_player_agrees_with_the_session(words, program, small, gpu, request):
-    """Agrees for every budget, and on a device with WebGPU's default limits (``--small``)."""
+    """Outputs agree for every budget, and with WebGPU's default limits (``--small``)."""
     program = request.getfixturevalue(program)
     expected = cml.Session(small_model(), gpu).run(small_inputs())
     kinds, is_trusted = types(expected), words != "--small"
@@ -150,7 +150,7 @@ def test_any_slices_give_the_same_bits(program, folder, gpu, name):
 
 
 def test_an_output_with_a_counted_axis_comes_with_its_number(program, folder, gpu):
-    """Its shape is the largest one, with 0 behind the elements."""
+    """A counted output has its largest shape, with 0 behind the elements, and a number."""
     x = np.float32([[3, -1, 2, 0, -7, 5, -2]])
     expected = cml.Session(selected_model(), gpu).run({"x": x})
     assert expected["found"].tolist() == [[3, 2, 5]]

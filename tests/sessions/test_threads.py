@@ -187,7 +187,7 @@ def test_a_frame_does_not_wait_for_a_run_of_another_thread(net, gpu, host):
 
 @pytest.mark.parametrize("action", ["close", "evict"])
 def test_freeing_memory_waits_for_others_of_the_arena(net, gpu, action):
-    """It waits while another program of the arena runs or is prepared, but not for itself."""
+    """Closing or evicting a session waits for running programs that share its arena."""
     session, other = (cml.Session(net, gpu, arena=f"shared:{action}") for _ in range(2))
     free = session.close if action == "close" else session.program.evict
     with session.program.residency.pinned(), pytest.raises(cml.InputError, match="cannot be"):

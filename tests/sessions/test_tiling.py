@@ -82,7 +82,7 @@ def test_tiled_jobs_are_bit_identical_to_run_tiled(session, inputs, expected, ho
 
 
 def test_a_tiled_job_ends_as_a_job_does(session, inputs, expected, gpu):
-    """It needs no call in a frame: wait, await and callbacks work as for a job."""
+    """Wait, await and callbacks of a tiled job work as for a job, without a call in each frame."""
     scheduler, ended = cml.FrameScheduler(gpu, budget_ms=50.0), []
     job = scheduler.submit_tiled(session, inputs, 24, OVERLAP)
     job.add_done_callback(ended.append)

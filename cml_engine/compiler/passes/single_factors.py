@@ -48,9 +48,10 @@ class _Mover(GraphRewriter):
             self.append(step)
 
     def _split(self, node: Node) -> list[Node] | None:
-        """Returns a product or quotient by ``k s``, of what has weights, as one by k and one by s.
+        """Returns two nodes for ``x * (k * s)`` or ``x / (k * s)``, for k and for s, or None.
 
-        k is a power of two, so no bit changes.
+        x is the result of an operator with weights, which can take in the constant k. k is a
+        power of two, so no bit changes.
         """
         x, factor = node.inputs
         inner, producer = self.graph.producers.get(factor), self.graph.producers.get(x)

@@ -88,7 +88,7 @@ def with_count(x: Value, axis: int, count: Extent) -> Value:
 
 
 def replaced(counts: Counts, axis: int, count: Extent) -> Counts:
-    """Returns counts in which that of an axis is another one, or missing if it is known."""
+    """Returns the counts with another count for ``axis``, and none if its extent is known."""
     rest = {a: n for a, n in counts.items() if a != axis}
     return {**rest, axis: count} if isinstance(count, Value) else rest
 
@@ -174,7 +174,7 @@ def _plain_slice(x: Value, axis: int, end: int) -> Value:
 
 
 def shared(values: Sequence[Value], axes: Sequence[int]) -> tuple[list[Value], Value | None]:
-    """Returns operands of which each has one of the ``axes``, and the count of all these axes.
+    """Returns the operands with equal extents along ``axes``, an axis each, and the common count.
 
     Extents of 1 broadcast. Raises an error if the counts are not provably equal. The operands
     are cut to the same extent.
@@ -201,7 +201,7 @@ def shared(values: Sequence[Value], axes: Sequence[int]) -> tuple[list[Value], V
 
 
 def number_of(x: Value, axes: Sequence[int]) -> Extent:
-    """Returns the number of elements of a reduction over ``axes``."""
+    """Returns the number of elements that a reduction over ``axes`` combines."""
     return product([extent(x, axis) for axis in axes])
 
 

@@ -219,7 +219,7 @@ class QdqReader:
         return self._constant(call[0], call[1], zero, axis, block)
 
     def _numbers(self, x: Value, scale: Value, zero: Value | None) -> Value:
-        """Returns the real numbers that computed integers represent: the tensor that was rounded.
+        """Returns the tensor that a QuantizeLinear rounded, from the integers that it made.
 
         Raises :class:`NotIntegerError` if the integers were made with another scale or zero point.
         """

@@ -100,7 +100,7 @@ class PassTimer:
 
 
 def _settled_at(steps: int) -> int:
-    """Returns the offset behind the timestamps of ``steps`` passes where one can be resolved."""
+    """Returns the first aligned offset after the timestamps of ``steps`` passes and of one more."""
     return -(-16 * (steps + 1) // ALIGNMENT) * ALIGNMENT
 
 

@@ -105,7 +105,7 @@ def _cpu_moments(attrs: Attrs, x: Array) -> list[Array]:
 
 
 def _cpu_fold(function: Callable[..., Array], attrs: Attrs, x: Array, **options: object) -> Array:
-    """Returns the result of a NumPy reduction in the type of ``x``; ``options`` are its own."""
+    """Returns a NumPy reduction of ``x`` in the type of ``x``; ``options`` go to ``function``."""
     return np.asarray(function(x, tuple(attrs["axes"]), keepdims=True, **options), x.dtype)
 
 

@@ -27,7 +27,7 @@ FRAMES = 1500
     ("name", "budget_ms"), [("unet, 256²", 0.3), ("stylegan2, 256²", 1.0), ("stylegan2, 256²", 2.0)]
 )
 def test_slices_fill_the_card_and_budgets_are_kept(name, budget_ms, clock):
-    """Without a minimum for slices: half of the cut ones have a wave for every SIMD."""
+    """Budgets are kept, and at least half of the cut slices have a wave for every SIMD."""
     cost = sliced_cost(NETWORKS[name], budget_ms, clock, frames=FRAMES)
     assert cost.ratio <= 1.05
     assert cost.over <= 0.015

@@ -1,4 +1,4 @@
-"""Recorded flights of the demo: the virtual clock shows what the flight had."""
+"""Tests that recorded flights of the demo, repeated on the virtual clock, have the same results."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def test_flights_are_recorded():
 
 @pytest.mark.parametrize("path", FLIGHTS, ids=lambda path: path.stem)
 def test_simulated_flight_has_the_work_and_the_late_frames_of_the_real_one(path):
-    """Both agree within a fifth; late frames within a point where they are rare."""
+    """Work and tiles agree within a fifth; late frames within that or a percentage point."""
     flight = Flight.load(path)
     real, simulated = FlightResult.of(flight), simulate(flight)
     assert simulated.work_ms == pytest.approx(real.work_ms, rel=0.2)

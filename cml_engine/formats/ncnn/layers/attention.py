@@ -92,9 +92,9 @@ def _scaled_dot_product_attention(
 def _rotary_embedding(
     layer: NcnnLayer, x: NcnnTensor, cosines: NcnnTensor, sines: NcnnTensor
 ) -> NcnnTensor:
-    """Rotates pairs of elements in heads of rows: neighbours, or those of the two halves.
+    """Rotates pairs of elements in each row: neighbours, or element i of both halves.
 
-    The angles' tables have a row for each row of ``x``, and may have more rows.
+    ``x`` is (heads, rows, width). The angles' tables have at least as many rows.
     """
     if len(x.extents) != 3 or x.extents[2] % 2:
         raise layer.unsupported_error(f"an input of {list(x.extents)}")

@@ -1,4 +1,4 @@
-"""Finds what an ONNX file contains of the sizes that it was exported at.
+"""Finds which parts of an exported ONNX file depend on the sizes of its open axes.
 
 The network is evaluated at other sizes, and each operator is exported at all of them. What is
 equal everywhere is free of the size. Lists of extents that are sums of multiples of the named

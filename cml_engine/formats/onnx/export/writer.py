@@ -474,9 +474,9 @@ def half_error(graph: Graph) -> tuple[float, list[str]]:
 
 
 def _scales(line: QuantParams) -> Array:
-    """Returns the scales of a tensor as ONNX has them; raises an error if they are read otherwise.
+    """Returns the scales of a tensor as float32; raises an error if that changes their value.
 
-    The scale of a bias follows from those of its operands.
+    The scale of a bias may change, because it follows from those of its operands.
     """
     scales = np.array([float(scale) for scale in line.scales], np.float32)
     read_back = [fraction_of(round_digits(float(scale))) for scale in scales]
