@@ -352,6 +352,8 @@ PRICE = FloatRange(0.0001, 1_000_000)
 #: the number of networks at other shapes that stay compiled
 SHAPES_KEPT = IntegerRange(0, 1_000_000)
 GAS = IntegerRange(1, 2**63 - 1)
+#: the largest error of a quantized network's outputs, as a share of their size
+ERROR_SHARE = FloatRange(1e-12, 1000, "a share")
 #: an extent of a tensor that may be empty
 ANY_EXTENT = IntegerRange(0, 2**31 - 1)
 #: discarded pixels at each end of a tile

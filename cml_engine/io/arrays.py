@@ -14,6 +14,7 @@ from typing import IO, BinaryIO
 import numpy as np
 
 from cml_engine.errors import InputError
+from cml_engine.errors.arguments import check_known_names
 from cml_engine.io import pictures
 from cml_engine.io.atomic_write import check_writable, write_atomically
 from cml_engine.io.file_kinds import HEAD_BYTES, misplaced_file
@@ -29,6 +30,8 @@ Known = tuple[int | None, ...] | None
 SUFFIXES = (".npy", ".npz", *pictures.KINDS)
 #: a file with options, or its name
 File = str | Path | NamedFile
+#: the tensor types of NumPy's kinds of integers and truth values; all others are ``scalar``
+_DTYPE_OF_KIND: Mapping[str, DType] = {"b": "logical", "i": "integer", "u": "integer"}
 
 
 def read(file: File, name: str, fact: Fact) -> Array:
@@ -195,10 +198,17 @@ def check_place(path: Path, model: str = "") -> None:
 def write_outputs(files: Mapping[str, File], arrays: Mapping[str, Array]) -> None:
     """Writes each output to its file; a ``.npz`` file may hold several.
 
+    Raises :class:`InputError`, before anything is written, for a name that ``arrays`` lacks and for
+    a file that cannot hold its output.
+
     Examples
     --------
     >>> write_outputs({"out": Path("out.npy")}, session.run({"image": image}))
     """
+    check_known_names(files, arrays, "there is no output", "the files to write")
+    facts = {name: Fact(_DTYPE_OF_KIND.get(a.dtype.kind, "scalar"), a.shape)
+             for name, a in arrays.items()}  # fmt: skip
+    check_outputs(files, facts)
     for path, names in _by_file(files).items():
         target = named_file(files[names[0]])
         values = {name: named_file(files[name]).scaled(arrays[name]) for name in names}

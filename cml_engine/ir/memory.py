@@ -340,7 +340,7 @@ def holdings_table(holdings: Mapping[tuple[str, str], Holding]) -> list[str]:
     for owner in sorted(totals, key=lambda o: (-totals[o], o)):
         cells = [_cell(holdings.get((owner, category))) for category in used]
         rows.append([owner, *cells, mib(totals[owner])])
-    return _aligned(rows) if totals else ["  nobody holds any"]
+    return _aligned(rows) if totals else ["  no owner holds any"]
 
 
 def _cell(holding: Holding | None) -> str:

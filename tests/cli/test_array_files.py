@@ -164,6 +164,18 @@ def test_check_place_changes_nothing(tmp_path):
             array_files.check_place(tmp_path / place)
 
 
+def test_an_output_that_cannot_be_written_is_an_input_error(tmp_path):
+    for name, file, says in (
+        ("z", "x.npy", "there is no output 'z'"),
+        ("x", "x.xyz", "files of type '.xyz'"),
+        ("x", "x.png", "wants scalar"),
+        ("x", "none/x.npy", "no folder"),
+    ):
+        with pytest.raises(InputError, match=says):
+            array_files.write_outputs({name: tmp_path / file}, {"x": ARRAY[0]})
+    assert not list(tmp_path.iterdir())
+
+
 def test_output_into_a_model_file_is_refused(tmp_path):
     (tmp_path / "graph.nnef").write_text("old")
     for model in (tmp_path, tmp_path / "graph.nnef"):

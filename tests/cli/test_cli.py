@@ -154,6 +154,7 @@ def test_unwritable_outputs_are_refused_before_the_run(run_abc, tmp_path, refuse
         (f"output1={tmp_path}", "wanted one of .npy"),
         ("nothing=o.npy", "unknown output"),
         (f"output1={tmp_path}/o.png", "a PNG wants"),
+        (f"output1={tmp_path}/../{tmp_path.name}/input1.npy", "is the file of an input"),
     ]
     for pair, says in cases:
         assert says in run_abc(f"-o {pair}", ends=2).err

@@ -49,6 +49,12 @@ def test_check_runs_the_golden_pair(folder, run_cml):
     assert "as it was cooked" in printed
 
 
+def test_check_refuses_options_of_cooking(folder, tmp_path, refused):
+    check = f"cook --check {folder}/small.cml"
+    assert "leave --half and --write out" in refused(f"{check} --half -o {tmp_path}/new.cml")
+    assert not list(tmp_path.iterdir())
+
+
 def test_check_fails_for_different_results(folder, tmp_path, run_cml):
     def change(content):
         content[-3] ^= 0x40  # of the last output's last number

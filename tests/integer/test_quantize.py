@@ -130,7 +130,7 @@ REFUSED = {
     "bits": (lambda: {"bits": 4}, "bits 4: wanted 8 or 16"),
     "no tensor": (lambda: {"sixteen": ["nowhere"]}, "'nowhere' is no tensor that is rounded"),
     "sixteen of 16": (lambda: {"bits": 16, "sixteen": ["t0"]}, "leave it out, or bits=16"),
-    "an error": (lambda: {"max_error": -1.0}, "wanted a share above 0"),
+    "an error": (lambda: {"max_error": -1.0}, "max_error: wanted a share of 1e-12 to 1,000"),
 }  # fmt: skip
 
 

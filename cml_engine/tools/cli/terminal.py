@@ -33,7 +33,7 @@ _SILENT_S = 1.0
 #: the time (s) until a stage that goes on is said again
 _AGAIN_S = 10.0
 #: texts for the stages of ``Session(on_progress=…)``
-_STAGES = {"plan": "planning", "kernels": "compiling kernels"}
+_STAGES = {"plan": "planning", "kernels": "building kernels"}
 
 
 def print_error(text: str) -> None:

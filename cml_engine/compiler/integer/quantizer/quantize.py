@@ -30,7 +30,7 @@ from cml_engine.compiler.integer.quantizer.scales import (
 from cml_engine.compiler.optimize import STAGES
 from cml_engine.cpu.cpu_program import CpuProgram, keep_results
 from cml_engine.errors import InputError, ModelError
-from cml_engine.errors.arguments import check_instance
+from cml_engine.errors.arguments import ERROR_SHARE, check_instance
 from cml_engine.io.json_files import Json
 from cml_engine.ir.construction import GraphRewriter
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, AttrValue, Graph, Node
@@ -336,8 +336,9 @@ class _Quantizer:
             )
         if graph.cooked_form is not None:
             raise InputError(f"'{graph.name}' is cooked: quantize the model that it was made of")
-        if max_error is not None and not max_error > 0:
-            raise InputError(f"max_error {max_error}: wanted a share above 0")
+        requested_error = ERROR_SHARE.check(
+            _DEFAULT_ERROR if max_error is None else max_error, "max_error"
+        )
         checked_samples = check_samples(graph, samples, _MIN_SAMPLES)
         folded = graph
         for name, stage, _ in STAGES:
@@ -349,7 +350,6 @@ class _Quantizer:
         observed = observe_values(folded, checked_samples, names)
         program = CpuProgram(folded)
         outputs = [program.run(sample) for sample in checked_samples]
-        requested_error = _DEFAULT_ERROR if max_error is None else float(max_error)
         return cls(folded, checked_samples, requested_error, placement, observed, outputs)
 
     @property

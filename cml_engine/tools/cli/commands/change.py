@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cml_engine.errors import InputError
-from cml_engine.errors.arguments import TIMES
+from cml_engine.errors.arguments import ERROR_SHARE, TIMES
 from cml_engine.io.arrays import read_samples, sample_shape
 from cml_engine.ir.block_weights import CODE_BITS
 from cml_engine.ir.graph import Graph
@@ -107,7 +107,7 @@ def convert(a: Namespace) -> None:
         "E",
         "the largest error of the outputs, as a share of their size (0.01); exit code 1 if it "
         "is exceeded",
-        float,
+        ERROR_SHARE,
     ),
     option(
         "output",

@@ -13,6 +13,7 @@ import numpy as np
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import EXTENT, OVERLAP, SEED
 from cml_engine.io import arrays as array_files
+from cml_engine.io.named_file import NamedFile, named_file
 from cml_engine.io.output_folder import OutputFolder
 from cml_engine.ir.graph import Array, Fact, Graph, Node
 from cml_engine.tools.cli.common import (
@@ -129,6 +130,7 @@ def run(a: Namespace) -> int:
     facts = facts_of(graph, graph.inputs)
     outputs = named_files(a.write, facts_of(graph, graph.outputs), "output")
     array_files.check_outputs(outputs, graph.facts)
+    _check_inputs_stay(a, outputs)
     if a.tile is not None:  # the model has the size of a tile, the files that of the picture
         for name, file in named_files(a.input, facts, "input").items():
             fact = facts[name]
@@ -164,6 +166,14 @@ def run(a: Namespace) -> int:
             )
     _print_integer_facts(graph, arrays, results, a.digest)
     return 0
+
+
+def _check_inputs_stay(a: Namespace, outputs: Mapping[str, NamedFile]) -> None:
+    """Raises ``InputError`` if an output would replace the file of an input."""
+    paths = {named_file(pair.partition("=")[2]).path.resolve() for pair in a.input}
+    for name, file in outputs.items():
+        if file.path.resolve() in paths:
+            raise InputError(f"output '{name}': '{file}' is the file of an input: name another one")
 
 
 def _check_run_options(a: Namespace) -> None:

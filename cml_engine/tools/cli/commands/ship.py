@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from cml_engine.cooked.load import Artifact
 
 GROUP = "Ship it"
+#: options of ``cml cook`` that change the file that it writes
+_COOKING = (
+    "shape", "constant", "output", "weights", "fragments", "random-weights", "half",
+    "half-arithmetic", "no-winograd", "preset", "decide", "arena-limit-mib", "write", "devices",
+    "integer", "player", "browser", "without-golden",
+)  # fmt: skip
 
 
 @command(
@@ -126,14 +132,14 @@ def _check_golden(a: Namespace) -> int:
     from cml_engine.cooked import load_cooked
     from cml_engine.runtime.session import Session
 
+    refuse(a, "--check reads a cooked file and writes none", *_COOKING)
     graph = load_cooked(a.model, trusted=a.trusted)
     golden = _artifact_of(graph).golden
     if golden is None:
         raise InputError(
             f"'{a.model}' has no golden pair to check: cook it without --without-golden"
         )
-    a.half, a.half_arithmetic, a.preset = False, False, None
-    session = Session(graph, backend_of(a), compile_options(a))
+    session = Session(graph, backend_of(a))
     outputs = session.program.run(session.check_inputs(golden.inputs))
     worst = golden.differences(outputs)
     device = session.gpu.name if session.gpu else "CPU (NumPy)"
@@ -183,7 +189,7 @@ def export(a: Namespace) -> None:
     if a.to == "onnx":
         _export_onnx(a)
         return
-    refuse(a, f"--to {a.to} has fixed shapes", "dynamic")
+    refuse(a, f"--to {a.to} writes a cooked file", "dynamic", "opset")
     from cml_engine.cooked.export import compile_command, export_player, picture_of
     from cml_engine.scheduler.tools.commands import cooked_guesses
 
