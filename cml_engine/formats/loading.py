@@ -302,13 +302,13 @@ def save(
 ) -> None:
     """Writes the graph as an NNEF folder, as a ``.tgz`` of one, or as an ``.onnx`` file, by suffix.
 
-    The others are for ONNX. ``opset`` is the version of its operators (default 20, or 21 for
-    integers of 16 bits). With ``half`` weights are stored in 16 bits. ``dynamic`` leaves axes of
-    inputs open, by their names in place of extents: ``{"image": (1, 3, "height", "width")}``; an
-    operator whose ONNX form contains the size is an error that names it. A game's own operator
-    without an expression and a body becomes a node of the domain ``game``. Raises an error
-    that names the operator if the opset cannot express one. An integer network becomes a QDQ model,
-    which :func:`load` reads as the same integer network.
+    ``opset``, ``half`` and ``dynamic`` are for ONNX. ``opset`` is the version of its operators
+    (default 20, or 21 for integers of 16 bits). With ``half`` weights are stored in 16 bits.
+    ``dynamic`` leaves axes of inputs open, by their names in place of extents:
+    ``{"image": (1, 3, "height", "width")}``; an operator whose ONNX form contains the size is an
+    error that names it. A game's own operator without an expression and a body becomes a node of
+    the domain ``game``. Raises an error that names the operator if the opset cannot express one.
+    An integer network becomes a QDQ model, which :func:`load` reads as the same integer network.
 
     Examples
     --------

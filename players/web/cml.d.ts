@@ -165,7 +165,8 @@ export type Policy = (jobs: Job[], nowMs: number, rate: number) => Job[];
 
 /**
  * The default policy: of the jobs whose deadline can still be met the one with the least time to
- * spare, then all others by {@link fairShare}. A job that has not run for 500 ms goes first.
+ * spare, then jobs that are overdue by up to 500 ms, then all others by {@link fairShare}. A job that
+ * has not run for 500 ms goes first.
  */
 export const leastLaxity: Policy;
 
