@@ -31,7 +31,7 @@ SUFFIXES = (".npy", ".npz", *pictures.KINDS)
 #: a file with options, or its name
 File = str | Path | NamedFile
 #: the tensor types of NumPy's kinds of integers and truth values; all others are ``scalar``
-_DTYPE_OF_KIND: Mapping[str, DType] = {"b": "logical", "i": "integer", "u": "integer"}
+_DTYPE_OF_KIND: Mapping[str, str] = {"b": "logical", "i": "integer", "u": "integer"}
 
 
 def read(file: File, name: str, fact: Fact) -> Array:

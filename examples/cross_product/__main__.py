@@ -41,14 +41,16 @@ def compare(gpu: cml.Gpu, runs: int) -> None:
     generator = np.random.default_rng(0)
     inputs = {name: generator.standard_normal((1, 3, 32, 32), np.float32) for name in "ab"}
     expected = np.cross(inputs["a"], inputs["b"], axis=1)
-    sessions = [cml.Session(graph, gpu) for graph in networks()]
+    graphs = networks()
+    sessions = [cml.Session(graph, gpu) for graph in graphs]
     times = np.median(time_interleaved(runs, *(s.timer(inputs) for s in sessions)), axis=0)
     print(gpu.name)
     print("cross product  operators  dispatches      GPU time  largest error")
-    for variant, session, ms in zip(("composed", "custom"), sessions, times, strict=True):
+    rows = zip(("composed", "custom"), graphs, sessions, times, strict=True)
+    for variant, graph, session, ms in rows:
         error = np.abs(session.run(inputs)["c"] - expected).max()
         assert session.plan is not None
-        print(f"{variant:13s} {len(session.graph.nodes):10d} {len(session.plan.steps):11d} "
+        print(f"{variant:13s} {len(graph.nodes):10d} {len(session.plan.steps):11d} "
               f"{ms:10.3f} ms {error:14.2e}")  # fmt: skip
     print(f"one kernel takes 1/{times[0] / times[1]:.1f} of the time of twelve")
     print(check("cross", gpu))
