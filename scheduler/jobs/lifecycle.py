@@ -149,14 +149,11 @@ class FrameSnapshot:
     """The states of the jobs that a frame works on, saved before the frame was encoded."""
 
     def __init__(self, running: Iterable[Job]) -> None:
-        self._was: list[tuple[Job, State, int, int, float, float]] = []
-        for job in running:
-            self.add(job)
+        self._was = [_state_of(job) for job in running]
 
     def add(self, job: Job) -> None:
         """Saves the state of a job that the frame is about to start."""
-        now = (job, job.state, job.step, job.group, job.given_ms, job.virtual_ms)
-        self._was.append(now)
+        self._was.append(_state_of(job))
 
     def restore(self, executor: Executor, job_list: JobList) -> None:
         """Restores the saved states of jobs that were not cancelled and have not failed.
@@ -179,6 +176,10 @@ class FrameSnapshot:
                 job_list.resume_ended(job)
             if state == "queued":
                 job_list.queued(job)
+
+
+def _state_of(job: Job) -> tuple[Job, State, int, int, float, float]:
+    return job, job.state, job.step, job.group, job.given_ms, job.virtual_ms
 
 
 #: every scheduler's jobs, and the lock of those who add jobs of a network that retains its inputs
@@ -374,6 +375,8 @@ class Lifecycle:
 
         The caller must not hold the lock.
         """
+        if not self._unsettled:
+            return
         with self.lock:
             ended_jobs = [job for job in self._unsettled if job.ended]
             self._unsettled = [job for job in ended_jobs if self._is_reading(job)]
@@ -520,10 +523,11 @@ class Lifecycle:
             return self._work_after(job)[job.step - job.loads]
         model, step = self.pace.cost_model, job.step + 1
         current = job.costs[job.step]
-        loads_ms = sum(
-            [model.predict_ms(cost, cost.groups) for cost in job.costs[step : job.loads]]
-        )
-        later_ms = loads_ms + self._work_after(job)[max(0, step - job.loads)]
+        if step < job.loads:
+            loads = job.costs[step : job.loads]
+            later_ms = model.remaining_ms(loads)[0] + self._work_after(job)[0]
+        else:
+            later_ms = self._work_after(job)[step - job.loads]
         return model.predict_ms(current, current.groups - job.group) + later_ms
 
     def _work_after(self, job: Job) -> list[float]:
@@ -534,11 +538,8 @@ class Lifecycle:
         key = job.network, job.steps
         sums = self._work_left.get(key)
         if sums is None:
-            model = self.pace.cost_model
-            sums = self._work_left[key] = [0.0]
-            for cost in reversed(job.costs[job.loads :]):
-                sums.append(sums[-1] + model.predict_ms(cost, cost.groups))
-            sums.reverse()
+            sums = self.pace.cost_model.remaining_ms(job.costs[job.loads :])
+            self._work_left[key] = sums
         return sums
 
     def update_work_left(self) -> None:

@@ -16,13 +16,14 @@ import json
 import math
 import re
 import warnings
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from cml_engine.compiler.plan import StepCost
 from cml_engine.io import write_atomically
@@ -149,6 +150,11 @@ _KEPT = 256
 _MOST_KEYS = 4096
 
 
+#: the predicted ms of some workgroups of a step, the number of times that about as many were timed,
+#: and True if that is often enough
+Estimate: TypeAlias = tuple[float, int, bool]
+
+
 def _clipped(error: float, limit: float) -> float:
     return max(-limit, min(limit, error))
 
@@ -191,34 +197,40 @@ class _Curve:
     """
 
     sizes: dict[int, _Size] = field(default_factory=dict)
-    #: the cached results of :meth:`predict`, by number of workgroups
-    known: dict[int, float] = field(default_factory=dict)
-    #: the cached results of :meth:`confidence`, by number of workgroups
-    confidences: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    #: the cached results of :meth:`look_up`, by number of workgroups
+    known: dict[int, Estimate] = field(default_factory=dict)
     #: logarithms of the workgroups and ms of the sizes that count, both ascending
     _at: list[float] = field(default_factory=list)
     _log_ms: list[float] = field(default_factory=list)
+    #: the half octaves that are settled, or near one that is
+    _settled: set[int] = field(default_factory=set)
 
-    def predict(self, count: int, launch_ms: float) -> float:
-        """Returns the logarithm of the ms of ``count`` workgroups."""
-        if not self._at:
-            self._order()
+    def look_up(self, count: int, launch_ms: float) -> Estimate:
+        """Returns the estimate for ``count`` workgroups, with the logarithm of the ms."""
         if len(self.known) >= _KEPT:
             self.known.clear()
-        log_ms = self.known[count] = self._interpolate(math.log(count), launch_ms)
-        return log_ms
+        log_ms, near = self.log_ms(count, launch_ms), bucket(count)
+        size = self.sizes.get(near)
+        known = self.known[count] = log_ms, size.samples if size else 0, near in self._settled
+        return known
 
     def _order(self) -> None:
         """Prepares the sizes that count: the settled ones, or all if there are none."""
-        sizes = [size for size in self.sizes.values() if size.samples >= SETTLED]
+        near = range(-_NEAR, _NEAR + 1)
+        settled = [number for number, size in self.sizes.items() if size.samples >= SETTLED]
+        self._settled = {number + more for number in settled for more in near}
+        sizes = [self.sizes[number] for number in settled]
         sizes = sorted(sizes or self.sizes.values(), key=lambda size: size.log_count)
         self._at = [size.log_count for size in sizes]
         self._log_ms = _ascending(
             [size.log_ms for size in sizes], [len(size.log_times) for size in sizes]
         )
 
-    def _interpolate(self, log_count: float, launch_ms: float) -> float:
-        at, log_ms = self._at, self._log_ms
+    def log_ms(self, count: int, launch_ms: float) -> float:
+        """Returns the logarithm of the ms of ``count`` workgroups."""
+        if not self._at:
+            self._order()
+        at, log_ms, log_count = self._at, self._log_ms, math.log(count)
         above = bisect_left(at, log_count)
         if above == len(at) or (above == 0 and at[0] != log_count):
             # beyond the sizes, the time grows with the workgroups, but for the launch
@@ -234,24 +246,25 @@ class _Curve:
 
     def learn(self, count: int, ms: float) -> None:
         self.known.clear()
-        self.confidences.clear()
         self._at.clear()
         log_count = math.log(count)
         size = self.sizes.setdefault(bucket(count), _Size(log_count))
         size.learn(log_count, math.log(ms))
 
-    def confidence(self, count: int) -> tuple[int, bool]:
-        """Returns the value of :meth:`CostModel.confidence`."""
-        if len(self.confidences) >= _KEPT:
-            self.confidences.clear()
-        near = bucket(count)
-        size = self.sizes.get(near)
-        is_settled = any(
-            abs(number - near) <= _NEAR and other.samples >= SETTLED
-            for number, other in self.sizes.items()
-        )
-        confidence = self.confidences[count] = (size.samples if size else 0, is_settled)
-        return confidence
+    def count_at(self, log_target: float, launch_ms: float) -> float:
+        """Returns how many workgroups take ``exp(log_target)`` ms, but for rounding."""
+        if not self._at:
+            self._order()
+        at, log_ms = self._at, self._log_ms
+        above = bisect_right(log_ms, log_target)
+        if 0 < above < len(at):
+            share = (log_target - log_ms[above - 1]) / (log_ms[above] - log_ms[above - 1])
+            return math.exp(at[above - 1] + share * (at[above] - at[above - 1]))
+        nearest = min(above, len(at) - 1)
+        nearest_ms = math.exp(log_ms[nearest])
+        fixed_ms = min(launch_ms, nearest_ms)
+        ratio = (math.exp(log_target) - fixed_ms) / max(_LEAST, nearest_ms - fixed_ms)
+        return math.exp(at[nearest]) * ratio
 
 
 def bucket(count: int) -> int:
@@ -312,10 +325,31 @@ class CostModel:
         curve = self._curves.get(step.key)
         if curve is None:
             return self._guess(step, count)
-        log_ms = curve.known.get(count)
-        if log_ms is None:
-            log_ms = curve.predict(count, min(self._launch_ms, self.guess.launch_ms))
+        known = curve.known.get(count)
+        log_ms = curve.log_ms(count, self._least_launch_ms) if known is None else known[0]
         return math.exp(log_ms + self._drift)
+
+    @property
+    def _least_launch_ms(self) -> float:
+        return min(self._launch_ms, self.guess.launch_ms)
+
+    def remaining_ms(self, steps: Sequence[StepCost]) -> list[float]:
+        """Returns for each step the predicted ms of it and all later ones, and 0 for the end."""
+        each_ms = [
+            self.estimate(step, step.groups)[0] if step.groups else 0.0 for step in reversed(steps)
+        ]
+        return [0.0, *accumulate(each_ms)][::-1]
+
+    def estimate(self, step: StepCost, count: int) -> Estimate:
+        """Returns the estimate for one or more workgroups of the step."""
+        curve = self._curves.get(step.key)
+        if curve is None:
+            return self._guess(step, count), 0, False
+        known = curve.known.get(count)
+        if known is None:
+            known = curve.look_up(count, self._least_launch_ms)
+        log_ms, samples, is_settled = known
+        return math.exp(log_ms + self._drift), samples, is_settled
 
     def _guess(self, step: StepCost, count: int) -> float:
         scale = math.exp(self._unknown + self._drift)
@@ -337,11 +371,16 @@ class CostModel:
             return 0
         if self.predict_ms(step, limit) <= ms:
             return limit
-        if self.predict_ms(step, 1) > ms:
-            return 0
-        low, high = 1, limit
+        low, high, curve = 0, limit, self._curves.get(step.key)
+        guesses = []
+        if curve is not None:  # the search ends at once, unless the guess is off by rounding
+            count = curve.count_at(math.log(ms) - self._drift, self._least_launch_ms)
+            guess = int(min(count, limit))
+            guesses = [guess + 1, guess]
         while high - low > 1:
-            middle = (low + high) // 2
+            middle = guesses.pop() if guesses else (low + high) // 2
+            if not low < middle < high:
+                continue
             if self.predict_ms(step, middle) <= ms:
                 low = middle
             else:
@@ -359,42 +398,30 @@ class CostModel:
         if not parts or not 0 <= ms < math.inf or (ms == 0 and len(parts) > 1):
             return
         self.lessons += 1
+        estimates = [self.estimate(step, count) for step, count in parts]
+        total_ms = sum([part_ms for part_ms, _, _ in estimates])
+        all_settled = False not in [settled for _, _, settled in estimates]
+        if all_settled and ms > 0:
+            self._learn_drift(ms / total_ms)
         if len(parts) == 1:
             [(step, count)] = parts
-            if ms > 0 and self.is_settled(step, count):
-                self._learn_drift(ms / self.predict_ms(step, count))
             self._learn_step(step, count, max(ms, _SHORTEST))
             return
-        predicted = [self.predict_ms(step, count) for step, count in parts]
-        settled = [self.is_settled(step, count) for step, count in parts]
-        if all(settled):
-            self._learn_drift(ms / sum(predicted))
+        if all_settled:
             return
         errors = [
-            (_KNOWN_ERROR if known else _UNKNOWN_ERROR) * part_ms
-            for known, part_ms in zip(settled, predicted, strict=True)
+            (_KNOWN_ERROR if settled else _UNKNOWN_ERROR) * part_ms
+            for part_ms, _, settled in estimates
         ]
-        total_ms, variance = sum(predicted), sum(error * error for error in errors)
-        for (step, count), known, part_ms, error in zip(
-            parts, settled, predicted, errors, strict=True
-        ):
+        variance = sum([error * error for error in errors])
+        for (step, count), (part_ms, _, known), error in zip(parts, estimates, errors, strict=True):
             rest_ms = ms - (total_ms - part_ms)
             if not known and math.sqrt(max(0.0, variance - error * error)) < _MOST_ERROR * rest_ms:
                 self._learn_step(step, count, rest_ms)
 
     def is_settled(self, step: StepCost, count: int) -> bool:
         """Returns True if the step was timed often enough at about ``count`` workgroups."""
-        return self.confidence(step, count)[1]
-
-    def confidence(self, step: StepCost, count: int) -> tuple[int, bool]:
-        """Returns how often about ``count`` workgroups of the step were timed.
-
-        The flag is True if this, or the number of times of a similar count, is enough.
-        """
-        curve = self._curves.get(step.key)
-        if curve is None:
-            return 0, False
-        return curve.confidences.get(count) or curve.confidence(count)
+        return self.estimate(step, count)[2]
 
     def is_measured(self, step: StepCost) -> bool:
         """Returns True if any slice of the step was timed."""

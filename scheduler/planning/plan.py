@@ -21,7 +21,7 @@ _MIN_SHARE = 0.02
 _PROBE_SHARE = 0.25
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # a frozen one takes four times as long to make
 class FrameInputs:
     """A frame's time and budget, from which it is planned; a recording has them for every frame.
 
@@ -38,7 +38,7 @@ class FrameInputs:
     gpu_behind: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FrameState:
     """The input of a frame's plan: budget, jobs, costs and the state of the device.
 
@@ -92,7 +92,7 @@ class PlannedSlice:
     settled: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FramePlan:
     """The plan of a frame: slices in order, the jobs that begin in it, and why it stops.
 
@@ -122,16 +122,17 @@ def plan_frame(state: FrameState) -> FramePlan:
     slices: list[PlannedSlice] = []
     starts: list[Job] = []
     started_keys: set[str | int] = set()
-    left_ms, reason = state.aim_ms, state.otherwise
+    left_ms, reason, unsettled = state.aim_ms, state.otherwise, state.most_unsettled
     for job in state.in_order():
-        if sum(not part.settled for part in slices) >= state.most_unsettled:
+        if unsettled <= 0:
             reason = "budget"
             break
-        if not job.running and exclusivity_key(job.network) in started_keys:
+        begins = job.state != "running"
+        if begins and exclusivity_key(job.network) in started_keys:
             continue
-        parts, left_ms, is_complete = _slices_of(state, job, left_ms, slices)
-        slices += parts
-        if not job.running and (parts or is_complete):
+        n_before = len(slices)
+        left_ms, unsettled, is_complete = _add_slices(state, job, left_ms, unsettled, slices)
+        if begins and (len(slices) > n_before or is_complete):
             starts.append(job)
             started_keys.add(exclusivity_key(job.network))
         if not is_complete:
@@ -140,70 +141,72 @@ def plan_frame(state: FrameState) -> FramePlan:
     return FramePlan(slices, starts, reason)
 
 
-def _slices_of(
-    state: FrameState, job: Job, left_ms: float, before: Sequence[PlannedSlice]
-) -> tuple[list[PlannedSlice], float, bool]:
-    """Returns the job's next slices within ``left_ms``, the milliseconds then left, and a flag.
+def _add_slices(
+    state: FrameState, job: Job, left_ms: float, unsettled: int, slices: list[PlannedSlice]
+) -> tuple[float, int, bool]:
+    """Adds the job's next slices within ``left_ms``, at most ``unsettled`` of them unsettled.
 
-    The flag is True if the slices complete the job, or all of it before a step on the CPU.
-    ``before`` are the frame's other slices; a frame without any gets one even if it does not fit.
+    Returns what is left of both, and True if the slices complete the job, or all of it before a
+    step on the CPU. A frame without any other slices gets one even if it does not fit.
     """
-    costs, step, group = job.costs, job.step, job.group
-    unsettled = sum(not part.settled for part in before)
-    slices: list[PlannedSlice] = []
-    while step < len(costs):
+    model, costs, step, group = state.costs, job.costs, job.step, job.group
+    n_steps, least_ms = len(costs), _MIN_SHARE * state.aim_ms
+    added: PlannedSlice | None = None
+    while step < n_steps:
         cost = costs[step]
-        if cost.on_cpu:
-            return slices, left_ms, True
-        alone = not before and not slices
-        if left_ms <= (0.0 if alone else _MIN_SHARE * state.aim_ms):
+        if not cost.groups:  # a step on the CPU
+            return left_ms, unsettled, True
+        alone = not slices
+        if left_ms <= (0.0 if alone else least_ms):
             break
-        is_measured = state.costs.is_measured(cost)
+        count = cost.groups - group
+        estimate = model.estimate(cost, count)
+        is_measured = estimate[2] or model.is_measured(cost)
         limit_ms = left_ms if is_measured else left_ms * _PROBE_SHARE
-        count, slice_ms = _fit(state, cost, cost.groups - group, limit_ms, alone)
-        if count == 0 or unsettled >= state.most_unsettled:
+        if estimate[0] > limit_ms:  # most steps fit, and one prediction is enough for them
+            count = _fitting_groups(state, cost, count, limit_ms, alone)
+            if count == 0:
+                break
+            estimate = model.estimate(cost, count)
+        if unsettled <= 0:
             break
-        if slices and slices[-1].step == step:  # one dispatch for what still fits behind a cut
-            slices[-1].count += count
-            slices[-1].predicted_ms += slice_ms
+        slice_ms, samples, is_settled = estimate
+        if added is not None and added.step == step:  # one dispatch for what fits behind a cut
+            added.count += count
+            added.predicted_ms += slice_ms
         else:
-            slices.append(planned_slice(state, job, step, group, count, slice_ms))
-            unsettled += not slices[-1].settled
+            added = PlannedSlice(job, step, cost, group, count, slice_ms, samples, is_settled)
+            slices.append(added)
+            unsettled -= not is_settled
         left_ms -= slice_ms
         group += count
         if group == cost.groups:
             step, group = step + 1, 0
         if not is_measured:  # its time must be known before more of it is added
             break
-    return slices, left_ms, step >= len(costs)
+    return left_ms, unsettled, step >= n_steps
 
 
-def planned_slice(
-    state: FrameState, job: Job, step: int, first: int, count: int, ms: float
-) -> PlannedSlice:
-    """Returns a slice of a job's step with the state of its cost."""
+def planned_slice(state: FrameState, job: Job, step: int, first: int, count: int) -> PlannedSlice:
+    """Returns a slice of a job's step with its estimated cost."""
     cost = job.costs[step]
-    samples, settled = state.costs.confidence(cost, count)
-    return PlannedSlice(job, step, cost, first, count, ms, samples, settled)
+    return PlannedSlice(job, step, cost, first, count, *state.costs.estimate(cost, count))
 
 
-def _fit(
+def _fitting_groups(
     state: FrameState, cost: StepCost, limit: int, ms: float, at_least_one: bool
-) -> tuple[int, float]:
-    """Returns how many workgroups of a step, up to ``limit``, fit in ``ms``, and their ms.
+) -> int:
+    """Returns how many workgroups of a step, up to ``limit``, fit in ``ms``.
 
     The number is a multiple of the device's granule where possible. With ``at_least_one`` it is
     never 0.
     """
-    slice_ms = state.costs.predict_ms(cost, limit)
-    if slice_ms <= ms:  # most steps do, and one prediction is enough for them
-        return limit, slice_ms
     count = state.costs.groups_within(cost, limit, ms)
     if state.granule > 1 and state.granule < count:
         count -= count % state.granule
     if count == 0 and at_least_one:
         count = min(limit, state.granule)
-    return count, state.costs.predict_ms(cost, count)
+    return count
 
 
 def operators_per_frame(count: int | None) -> Planner:
@@ -247,6 +250,5 @@ def _rest(state: FrameState, job: Job) -> list[PlannedSlice]:
             break
         first = job.group if step == job.step else 0
         n_groups = cost.groups - first
-        ms = state.costs.predict_ms(cost, n_groups)
-        slices.append(planned_slice(state, job, step, first, n_groups, ms))
+        slices.append(planned_slice(state, job, step, first, n_groups))
     return slices

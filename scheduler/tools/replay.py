@@ -188,8 +188,7 @@ def _repeat_slices(slices: list[list[int]], jobs_by_number: Mapping[int, Job]) -
         for number, step, first, count in slices:
             job = jobs_by_number[number]
             if job in state.jobs:  # otherwise the replay has already diverged
-                ms = state.costs.predict_ms(job.costs[step], count)
-                planned.append(planned_slice(state, job, step, first, count, ms))
+                planned.append(planned_slice(state, job, step, first, count))
         starts = [job for job in dict.fromkeys(part.job for part in planned) if not job.running]
         return FramePlan(planned, starts, state.otherwise, by_budget=False)
 

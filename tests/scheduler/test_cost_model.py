@@ -131,12 +131,25 @@ def test_cached_predictions_equal_uncached_ones():
                 asked = [numbers.randint(1, 4096) for _ in range(4)]
                 for count in (*asked, 1, 64, 4096, *asked):
                     assert model.predict_ms(step, count) == fresh.predict_ms(step, count)
-                    assert model.confidence(step, count) == fresh.confidence(step, count)
+                    assert model.estimate(step, count) == fresh.estimate(step, count)
     for count in range(1, 2000):  # more than the cache keeps
-        model.predict_ms(steps[0], count)
-        model.confidence(steps[0], count)
+        model.estimate(steps[0], count)
     curve = model._curves["k0"]
-    assert len(curve.known) <= 256 and len(curve.confidences) <= 256
+    assert len(curve.known) <= 256
+
+
+def test_as_many_workgroups_fit_as_single_predictions_say():
+    model, numbers = CostModel(), random.Random(5)
+    steps = [SimStep(f"k{i}", 4096, 0.01) for i in range(3)]
+    for _ in range(40):
+        for step in steps[:2]:  # the third one is never measured
+            model.learn([(step, numbers.randint(1, 700))], numbers.uniform(0.01, 9.0))
+        for step in steps:
+            limit, ms = numbers.randint(1, 4096), 10 ** numbers.uniform(-3, 2)
+            fits = [model.predict_ms(step, count) <= ms for count in range(1, limit + 1)]
+            assert model.groups_within(step, limit, ms) == sum(fits)
+            exact_ms = model.predict_ms(step, limit // 2 + 1)
+            assert model.groups_within(step, limit, exact_ms) >= limit // 2 + 1
 
 
 def test_the_table_survives_the_file(tmp_path):
@@ -147,7 +160,7 @@ def test_the_table_survives_the_file(tmp_path):
         assert again.predict_ms(step, count) == pytest.approx(
             model.predict_ms(step, count), rel=1e-6
         )
-    assert again.confidence(step, 64) == model.confidence(step, 64) == (10, True)
+    assert again.estimate(step, 64)[1:] == model.estimate(step, 64)[1:] == (10, True)
     assert again.guess == model.guess == CostModel.load(tmp_path / "none", guess=model.guess).guess
     with pytest.raises(ValueError, match="not a device's first guess"):
         FirstGuess.from_json({"flops_per_ms": 1})

@@ -31,8 +31,7 @@ def one_part(state: FrameState) -> FramePlan:
     job = jobs[0]
     cost = job.costs[job.step]
     count = min(-(-cost.groups // _PARTS), cost.groups - job.group)
-    ms = state.costs.predict_ms(cost, count)
-    part = planned_slice(state, job, job.step, job.group, count, ms)
+    part = planned_slice(state, job, job.step, job.group, count)
     return FramePlan([part], [] if job.running else [job], "budget", by_budget=False)
 
 

@@ -4,6 +4,8 @@ The steps are those of networks compiled for the card, whose SIMDs compute whole
 (``benchmarks.hardware.frames``).
 """
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.hardware.frames import (
@@ -41,11 +43,12 @@ def test_small_slices_would_waste_the_card():
     def in_small_slices(state):
         plan = plan_frame(state)
         pieces = [
-            planned_slice(state, part.job, part.step, first, count, share * part.predicted_ms)
+            replace(piece, predicted_ms=share * part.predicted_ms)
             for part in plan.slices
             for first in range(part.first, part.first + part.count, SIMDS // 4)
             for count in [min(SIMDS // 4, part.first + part.count - first)]
             for share in [count / part.count]
+            for piece in [planned_slice(state, part.job, part.step, first, count)]
         ]
         return FramePlan(pieces, plan.starts, plan.reason, plan.by_budget)
 
