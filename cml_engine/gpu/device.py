@@ -337,7 +337,7 @@ class Device:
         ]
         group = self.device.create_bind_group(layout=pipeline.layout, entries=entries)
         with submitted_pass(self.device) as compute:
-            dispatch_recorder()(compute, [dispatch_of(pipeline.pipeline, group, 0, 0, 1)])
+            dispatch_recorder()(compute, [dispatch_of(pipeline.pipeline, group, (0,), 0, 1)])
         wait(self.device)
 
     def shader(

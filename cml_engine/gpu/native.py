@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable
-from contextlib import ContextDecorator
-from functools import cache
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, lru_cache, wraps
+from typing import Any, ClassVar, ParamSpec, TypeAlias, TypeVar
 
 import wgpu
 
 from cml_engine.errors import DeviceError
 
 _log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def create_shader_module(
@@ -68,27 +69,39 @@ def _wgsl_source(api: Any, text: str) -> Any:
     return source
 
 
-#: the handles of a pipeline and of bind group 0, a pointer to its dynamic offset, and the columns
-#: and rows of workgroups; the caller keeps the pipeline and the group alive
-Dispatch: TypeAlias = tuple[Any, Any, Any, int, int]
+#: the handles of a pipeline and of bind group 0, the number of its dynamic offsets and a pointer
+#: to them, the columns and rows of workgroups, and a label or None; the caller keeps the pipeline
+#: and the group alive
+Dispatch: TypeAlias = tuple[Any, Any, int, Any, int, int, Any]
+#: a source buffer and a byte offset in it, a target buffer and an offset, and a number of bytes
+Copy: TypeAlias = tuple[wgpu.GPUBuffer, int, wgpu.GPUBuffer, int, int]
 
 
 def dispatch_of(
     pipeline: wgpu.GPUComputePipeline,
     bind_group: wgpu.GPUBindGroup,
-    offset: int,
+    offsets: tuple[int, ...],
     columns: int,
     rows: int,
+    label: Any = None,
 ) -> Dispatch:
-    """Returns a dispatch for :func:`dispatch_recorder`."""
-    return pipeline._internal, bind_group._internal, _pointer_to(offset), columns, rows
+    """Returns a dispatch for a recorder; ``label`` of :func:`string_view` is a debug group."""
+    handles = pipeline._internal, bind_group._internal
+    return *handles, len(offsets), _pointer_to(offsets), columns, rows, label
 
 
-@cache
-def _pointer_to(offset: int) -> Any:
+@lru_cache(4096)
+def _pointer_to(offsets: tuple[int, ...]) -> Any:
     from wgpu.backends.wgpu_native import ffi
 
-    return ffi.new("uint32_t[1]", (offset,))
+    return ffi.new("uint32_t[]", offsets)
+
+
+def string_view(text: str) -> Any:
+    """Returns a text as wgpu-native takes it."""
+    from wgpu.backends.wgpu_native import _api
+
+    return _api.to_c_string_view(text)
 
 
 @cache
@@ -97,20 +110,105 @@ def dispatch_recorder() -> Callable[[wgpu.GPUComputePassEncoder, Iterable[Dispat
 
     wgpu-py makes three calls for each dispatch, and looks for errors in each of them.
     """
-    from wgpu.backends.wgpu_native import _api, lib
-
-    set_pipeline = lib.wgpuComputePassEncoderSetPipeline
-    set_bind_group = lib.wgpuComputePassEncoderSetBindGroup
-    dispatch = lib.wgpuComputePassEncoderDispatchWorkgroups
 
     def record(compute: wgpu.GPUComputePassEncoder, dispatches: Iterable[Dispatch]) -> None:
-        encoder = compute._internal
-        for pipeline, bind_group, offset, columns, rows in dispatches:
-            set_pipeline(encoder, pipeline)
-            set_bind_group(encoder, 0, bind_group, 1, offset)
-            dispatch(encoder, columns, rows, 1)
+        _record(compute._internal, dispatches)
 
-    return _api.libf._make_proxy_func("dispatch", record)
+    return _raising(record)
+
+
+@cache
+def pass_recorder() -> Callable[[wgpu.GPUCommandEncoder, Any, Iterable[Dispatch]], None]:
+    """Returns ``record(encoder, description, dispatches)``, which records a whole compute pass.
+
+    The description is one of :func:`describe_pass`. wgpu's errors are raised.
+    """
+    from wgpu.backends.wgpu_native import lib
+
+    begin = lib.wgpuCommandEncoderBeginComputePass
+    end, release = lib.wgpuComputePassEncoderEnd, lib.wgpuComputePassEncoderRelease
+
+    def record(
+        encoder: wgpu.GPUCommandEncoder, description: Any, dispatches: Iterable[Dispatch]
+    ) -> None:
+        compute = begin(encoder._internal, description)
+        try:
+            _record(compute, dispatches)
+        finally:  # the host keeps using its encoder after an error here
+            end(compute)
+            release(compute)
+
+    return _raising(record)
+
+
+def _record(compute: Any, dispatches: Iterable[Dispatch]) -> None:
+    set_pipeline, set_bind_group, dispatch, push, pop = _pass_functions()
+    for pipeline, bind_group, n_offsets, offsets, columns, rows, label in dispatches:
+        if label is not None:
+            push(compute, label)
+        set_pipeline(compute, pipeline)
+        set_bind_group(compute, 0, bind_group, n_offsets, offsets)
+        dispatch(compute, columns, rows, 1)
+        if label is not None:
+            pop(compute)
+
+
+@cache
+def _pass_functions() -> tuple[Callable[..., None], ...]:
+    from wgpu.backends.wgpu_native import lib
+
+    return (
+        lib.wgpuComputePassEncoderSetPipeline,
+        lib.wgpuComputePassEncoderSetBindGroup,
+        lib.wgpuComputePassEncoderDispatchWorkgroups,
+        lib.wgpuComputePassEncoderPushDebugGroup,
+        lib.wgpuComputePassEncoderPopDebugGroup,
+    )
+
+
+def describe_pass(label: str, timestamp_writes: Mapping[str, Any] | None = None) -> Any:
+    """Returns the description of a compute pass for :func:`pass_recorder`."""
+    from wgpu.backends.wgpu_native import _api
+
+    api: Any = _api
+    writes = api.ffi.NULL
+    if timestamp_writes is not None:
+        index, none = timestamp_writes.get, api.lib.WGPU_QUERY_SET_INDEX_UNDEFINED
+        writes = api.new_struct_p(
+            "WGPUPassTimestampWrites *",
+            querySet=timestamp_writes["query_set"]._internal,
+            beginningOfPassWriteIndex=index("beginning_of_pass_write_index", none),
+            endOfPassWriteIndex=index("end_of_pass_write_index", none),
+        )
+    return api.new_struct_p(
+        "WGPUComputePassDescriptor *", label=string_view(label), timestampWrites=writes
+    )
+
+
+@cache
+def copy_recorder() -> Callable[[wgpu.GPUCommandEncoder, Iterable[Copy]], None]:
+    """Returns ``record(encoder, copies)``, which records copies and raises wgpu's errors.
+
+    Offsets and sizes must be multiples of 4.
+    """
+    from wgpu.backends.wgpu_native import lib
+
+    copy = lib.wgpuCommandEncoderCopyBufferToBuffer
+
+    def record(encoder: wgpu.GPUCommandEncoder, copies: Iterable[Copy]) -> None:
+        handle = encoder._internal
+        for source, source_offset, target, offset, nbytes in copies:
+            copy(handle, source._internal, source_offset, target._internal, offset, nbytes)
+
+    return _raising(record)
+
+
+def _raising(record: Callable[..., None]) -> Callable[..., None]:
+    """Returns a function that raises the errors of all of wgpu-native's calls in ``record``."""
+    from wgpu.backends.wgpu_native import _api
+
+    proxy: Callable[..., None] = _api.libf._make_proxy_func(record.__qualname__, record)
+    return proxy
 
 
 def timestamp_period_ns(queue: wgpu.GPUQueue) -> float:
@@ -230,17 +328,27 @@ def raise_if_lost(error: Exception) -> None:
         raise device_error(error) from error
 
 
-class _ErrorConversion(ContextDecorator):
-    # a class: a generator's context takes four times as long, and frames enter many
+class _ErrorConversion:
+    # a class: contextlib's decorators take four times as long, and frames enter many
     def __init__(self, error_types: tuple[type[Exception], ...]) -> None:
         self._error_types = error_types
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def converted(*args: P.args, **options: P.kwargs) -> T:
+            try:
+                return function(*args, **options)
+            except self._error_types as error:
+                raise device_error(error) from error
+
+        return converted
 
     def __enter__(self) -> None: ...
 
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
-        if isinstance(error, self._error_types):
+        if error is not None and isinstance(error, self._error_types):
             raise device_error(error) from error
 
 

@@ -9,8 +9,7 @@ from wgpu.backends import wgpu_native
 
 import cml_engine as cml
 from cml_engine.errors import DeviceError, InputError
-from cml_engine.gpu.native import dispatch_recorder
-from cml_engine.gpu.program import program
+from cml_engine.gpu import native
 from cml_engine.tools import cli
 from tests.fixtures.frames.host import Host, conv_net
 from tests.fixtures.memory import held_bytes
@@ -23,24 +22,19 @@ IMAGE = np.ones((1, 8, 24, 24), np.float32)
 
 
 def test_debug_markers_name_every_operator(gpu, monkeypatch):
-    calls, record = [], dispatch_recorder()
+    calls, (set_pipeline, set_bind_group, dispatch, push, pop) = [], native._pass_functions()
 
-    def watched(name):
-        original = getattr(wgpu_native.GPUComputePassEncoder, name)
+    def watched(function, name=None):
+        def call(compute, *args):
+            calls.append(name or wgpu_native.ffi.string(args[0].data).decode())
+            function(compute, *args)
 
-        def call(encoder, *args):
-            calls.append(args[0] if args else "end")
-            original(encoder, *args)
+        return call
 
-        monkeypatch.setattr(wgpu_native.GPUComputePassEncoder, name, call)
-
-    def record_watched(compute, dispatches):
-        calls.extend("dispatch" for _ in dispatches)
-        record(compute, dispatches)
-
-    watched("push_debug_group")
-    watched("pop_debug_group")
-    monkeypatch.setattr(program, "dispatch_recorder", lambda: record_watched)
+    functions = (watched(dispatch, "dispatch"), watched(push), watched(pop, "end"))
+    monkeypatch.setattr(
+        native, "_pass_functions", lambda: (set_pipeline, set_bind_group, *functions)
+    )
     for markers in (True, False):
         session = cml.Session(conv_net(layers=2), cml.Gpu(device=gpu.device, markers=markers))
         session.program.write_inputs({"x": IMAGE})

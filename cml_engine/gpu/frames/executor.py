@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import wgpu
@@ -26,13 +26,19 @@ from cml_engine.gpu.frames.cpu_runs import CpuRun
 from cml_engine.gpu.frames.job_runs import JobRun
 from cml_engine.gpu.frames.outputs import Readback, Readbacks, Result
 from cml_engine.gpu.memory.tensors import GpuTensor
-from cml_engine.gpu.native import device_error, device_errors, poll
+from cml_engine.gpu.native import (
+    Dispatch,
+    device_error,
+    device_errors,
+    pass_recorder,
+    poll,
+)
 from cml_engine.gpu.program.inputs import Load, check_on_device, is_array, loads_of
 from cml_engine.gpu.program.preparation import BUILDER
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.gpu.textures.pack import TextureCopies
 from cml_engine.gpu.textures.pipelines import kernels_of
-from cml_engine.gpu.timing.timestamp_ring import TimestampRing, TimestampWrites
+from cml_engine.gpu.timing.timestamp_ring import TimestampRing
 from cml_engine.io.frame_gate import frame_gate
 from cml_engine.ir.graph import Fact
 from cml_engine.ir.textures import TextureTarget, on_device
@@ -266,9 +272,10 @@ class FrameExecutor:
             if stamps is not None:
                 self._ring.lead(encoder, stamps)
             for group in groups:
-                writes = None if stamps is None else self._ring.writes(stamps)
-                self._encode_group(encoder, group, writes, failed)
-                if stamps is not None:
+                if stamps is None:
+                    self._encode_group(encoder, group, self._ring.untimed_pass, failed)
+                else:
+                    self._encode_group(encoder, group, self._ring.timed_pass(stamps), failed)
                     self._ring.settle(encoder, stamps)
             if slot is not None:
                 self._ring.resolve(encoder, slot)
@@ -280,36 +287,31 @@ class FrameExecutor:
         self,
         encoder: wgpu.GPUCommandEncoder,
         group: Sequence[Slice],
-        writes: TimestampWrites | None,
+        description: Any,
         failed: dict[GpuProgram, Exception],
     ) -> None:
-        label = "cml" if self.gpu.markers else ""
-        compute = encoder.begin_compute_pass(label=label, timestamp_writes=writes)
-        try:
-            for network, slices in groupby(group, key=_network_of):
-                if network in failed:
-                    continue
-                try:
-                    self._encode_slices(compute, network, slices)
-                except Exception as error:
-                    is_wgpu = isinstance(error, wgpu.GPUError)
-                    failed[network] = device_error(error) if is_wgpu else error
-        finally:  # the host keeps using its encoder after an error here
-            compute.end()
+        dispatches: list[Dispatch] = []
+        for network, slices in groupby(group, key=_network_of):
+            if network in failed:
+                continue
+            try:
+                dispatches += self._dispatches(network, slices)
+            except Exception as error:
+                is_wgpu = isinstance(error, wgpu.GPUError)
+                failed[network] = device_error(error) if is_wgpu else error
+        pass_recorder()(encoder, description, dispatches)
 
-    def _encode_slices(
-        self, compute: wgpu.GPUComputePassEncoder, network: GpuProgram, slices: Iterable[Slice]
-    ) -> None:
+    def _dispatches(self, network: GpuProgram, slices: Iterable[Slice]) -> list[Dispatch]:
         job = self._jobs.get(network)
         if job is not None and job.run is not None:
             self._worked.add(job.run)
-        ranges, loads = [], () if job is None else job.loads
-        for _, step, first, count in slices:
-            if step < len(loads):
-                loads[step].encode_range(compute, first, count)
-            else:
-                ranges.append((step - len(loads), first, count))
-        network.encode_ranges(compute, ranges)
+        loads = () if job is None else job.loads
+        if not loads:
+            return network.dispatches([(step, first, count) for _, step, first, count in slices])
+        parts, n_loads = list(slices), len(loads)
+        ranges = [(s - n_loads, first, count) for _, s, first, count in parts if s >= n_loads]
+        loaded = [loads[s].dispatch(first, count) for _, s, first, count in parts if s < n_loads]
+        return [*loaded, *network.dispatches(ranges)]
 
     def _leave_receipt(self, encoder: wgpu.GPUCommandEncoder) -> bool:
         """Adds the frame's receipt, once per frame: a number that arrives only after a submit.

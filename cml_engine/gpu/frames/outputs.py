@@ -16,7 +16,7 @@ from cml_engine.gpu.frames.job_runs import JobRun
 from cml_engine.gpu.memory.allocator import Allocation, Allocator
 from cml_engine.gpu.memory.staging import Staging
 from cml_engine.gpu.memory.tensors import GpuTensor, from_words
-from cml_engine.gpu.native import device_errors
+from cml_engine.gpu.native import copy_recorder, device_errors
 from cml_engine.gpu.program.memory import TENSOR_USAGE
 from cml_engine.gpu.timing.timestamp_ring import AGE
 from cml_engine.ir.counted import trimmed
@@ -167,15 +167,14 @@ class Result(Readback):
 
     def copy_from(self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram) -> None:
         """Records the copies of the outputs from the network's memory into this result's memory."""
-        results = network.plan.results
-        for name, place in self.places.items():
-            source = results[name].binding
-            encoder.copy_buffer_to_buffer(
-                *network.residency.place(source),
-                self.memory.buffer,
-                self.memory.offset + place.binding.offset,
-                source.nbytes,
-            )
+        source_of, target = network.residency.place, self.memory
+        sources = [network.plan.results[name].binding for name in self.places]
+        offsets = [target.offset + place.binding.offset for place in self.places.values()]
+        copies = [
+            (*source_of(source), target.buffer, offset, source.nbytes)
+            for source, offset in zip(sources, offsets, strict=True)
+        ]
+        copy_recorder()(encoder, copies)
 
     def record_copies(self, encoder: wgpu.GPUCommandEncoder, target: Allocation) -> None:
         """Records the copy of all outputs into mappable memory."""

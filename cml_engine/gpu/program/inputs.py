@@ -10,7 +10,7 @@ from cml_engine.compiler.plan import Plan
 from cml_engine.errors import InputError
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.tensors import GpuTensor
-from cml_engine.gpu.native import device_errors
+from cml_engine.gpu.native import Copy, copy_recorder, device_errors
 from cml_engine.gpu.program.memory import Residency
 from cml_engine.gpu.textures.enter import NumbersLoad
 from cml_engine.gpu.textures.load import TextureLoad
@@ -87,21 +87,20 @@ def take_over(
     encoder: wgpu.GPUCommandEncoder,
     gpu: Device,
     residency: Residency,
-    inputs: Mapping[str, object],
+    gpu_values: Mapping[str, object],
 ) -> list[Load]:
     """Brings inputs that are on the device into the program's memory.
 
     Records the copies of tensors into ``encoder``. Returns the loads, bound to memory, which must
     run before the program's first step. Raises :class:`InputError` if an input does not fit.
     """
-    gpu_values = {name: value for name, value in inputs.items() if on_device(value)}
     for name, value in gpu_values.items():
         check_on_device(gpu, residency, name, value)
     plan = residency.plan
     loads = loads_of(gpu, plan, gpu_values)
     if loads:
         kernels_of(gpu).build(gpu)  # for Session.run: a job waits for them before it begins
-    pending = iter(loads)
+    pending, copies = iter(loads), list[Copy]()
     for name, value in gpu_values.items():
         place = plan.inputs[name]
         if not place.fact.size:
@@ -115,7 +114,8 @@ def take_over(
         if isinstance(reader, TextureLoad):
             reader.bind(target)
         elif isinstance(value, GpuTensor):
-            encoder.copy_buffer_to_buffer(
-                value.buffer, value.offset, target["buffer"], target["offset"], value.fact.nbytes
-            )
+            to = target["buffer"], target["offset"]
+            copies.append((value.buffer, value.offset, *to, value.nbytes))
+    if copies:
+        copy_recorder()(encoder, copies)
     return loads

@@ -21,7 +21,13 @@ from cml_engine.compiler.plan import Plan, Step
 from cml_engine.errors import DeviceError
 from cml_engine.gpu.device import RANGE_SLOTS, SLICE_BYTES, Device, Pipeline
 from cml_engine.gpu.memory.allocator import Allocation, BufferRange
-from cml_engine.gpu.native import Dispatch, device_error, dispatch_of, dispatch_recorder
+from cml_engine.gpu.native import (
+    Dispatch,
+    device_error,
+    dispatch_of,
+    dispatch_recorder,
+    string_view,
+)
 from cml_engine.gpu.program.memory import (
     EVERYTHING,
     Residency,
@@ -130,23 +136,34 @@ class Uniforms:
 class Launch:
     """A prepared step: its pipeline, its bind group and the dispatch of its ``groups`` workgroups.
 
-    ``slot`` is the offset of the whole step's range; a row has at most ``width`` workgroups.
+    A row has at most ``width`` workgroups. A debug group of a dispatch has the name ``marker``.
     """
 
-    __slots__ = ("_width", "bind_group", "groups", "pipeline", "whole")
+    __slots__ = ("_label", "_uniforms", "_width", "bind_group", "groups", "pipeline", "whole")
 
     def __init__(
-        self, pipeline: Pipeline, bind_group: wgpu.GPUBindGroup, slot: int, groups: int, width: int
+        self,
+        pipeline: Pipeline,
+        bind_group: wgpu.GPUBindGroup,
+        uniforms: Uniforms,
+        step: Step,
+        width: int,
+        marker: str | None,
     ) -> None:
-        self.pipeline, self.bind_group = pipeline, bind_group
-        self.groups, self._width = groups, width
-        self.whole = self.dispatch(slot, groups)
+        self.pipeline, self.bind_group, self._uniforms = pipeline, bind_group, uniforms
+        self.groups, self._width = step.groups, width
+        self._label = None if marker is None else string_view(marker)
+        self.whole = self._dispatch(uniforms.step_offset(step.index), step.groups)
 
-    def dispatch(self, slot: int, count: int) -> Dispatch:
-        """Returns the dispatch of ``count`` workgroups of the range at offset ``slot``."""
+    def part(self, first: int, count: int) -> Dispatch:
+        """Returns the dispatch of workgroups ``[first, first + count)``, which takes a slot."""
+        return self._dispatch(self._uniforms.take_slot(first, first + count), count)
+
+    def _dispatch(self, slot: int, count: int) -> Dispatch:
         width = self._width
         columns, rows = (count, 1) if count <= width else (width, -(-count // width))
-        return dispatch_of(self.pipeline.pipeline, self.bind_group, slot, columns, rows)
+        pipeline = self.pipeline.pipeline
+        return dispatch_of(pipeline, self.bind_group, (slot,), columns, rows, self._label)
 
 
 class Preparation:
@@ -197,16 +214,16 @@ class Preparation:
         """The different kernel variants of the program."""
         return [key for key in dict.fromkeys(self.keys) if key is not NO_VARIANT]
 
-    @property
-    def done(self) -> bool:
-        """True if the weights are uploaded and the pipelines and bind groups exist."""
-        return self._uploaded and len(self.launches) == len(self.keys)
-
     def restart(self) -> None:
         """Drops the bind groups and marks the weights as missing; keeps the pipelines."""
         self._chunks = chunks(self._plan.own)
         self._uploaded = False
+        self._drop_launches()
+
+    def _drop_launches(self) -> None:
         self.launches.clear()
+        #: True if the weights are uploaded and the pipelines and bind groups exist
+        self.done = False
 
     def close(self) -> None:
         """Drops everything, for good."""
@@ -224,7 +241,7 @@ class Preparation:
             if self._gpu.debug_kernels:
                 self.prints = Prints.of(self._plan, self._gpu, self.keys)
         if self._residency.acquire():
-            self.launches.clear()
+            self._drop_launches()
 
     def build_ahead(self) -> list[Future[Pipeline]]:
         """Starts to build the pipelines on all cores; returns one future per distinct variant.
@@ -311,10 +328,11 @@ class Preparation:
             self._on_progress("kernels", len(self._pipelines), len(self.variants))
 
     def _make_launches(self, count: int) -> None:
-        """Creates the launches of the next ``count`` steps."""
+        """Creates the launches of the next ``count`` steps; the weights must be uploaded."""
         first = len(self.launches)
         for step in self._plan.steps[first : first + count]:
             self.launches.append(self._launch(step) if step.cpu_part is None else None)
+        self.done = len(self.launches) == len(self.keys)
 
     def _launch(self, step: Step) -> Launch:
         """Returns a step's launch with a new bind group.
@@ -335,8 +353,8 @@ class Preparation:
             resources.append(self.prints.binding)
         entries = [{"binding": i, "resource": r} for i, r in enumerate(resources)]
         bind_group = self._gpu.device.create_bind_group(layout=pipeline.layout, entries=entries)
-        slot = uniforms.step_offset(step.index)
-        launch = Launch(pipeline, bind_group, slot, step.groups, self._width)
+        marker = f"{self._plan.name}: {step.title}" if self._gpu.markers else None
+        launch = Launch(pipeline, bind_group, uniforms, step, self._width, marker)
         call = key, tuple(binding.nbytes for binding in step.bindings)
         if not step.trusted and call not in self._rehearsed:
             self._rehearse(launch)

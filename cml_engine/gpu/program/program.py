@@ -19,7 +19,7 @@ from cml_engine.gpu.device import Device, submitted_pass
 from cml_engine.gpu.frames.job_runs import JobRun
 from cml_engine.gpu.memory.allocator import Allocation
 from cml_engine.gpu.memory.tensors import from_words, to_words
-from cml_engine.gpu.native import device_errors, dispatch_recorder
+from cml_engine.gpu.native import Dispatch, device_errors, dispatch_recorder
 from cml_engine.gpu.program.cpu_operators import CpuOperators
 from cml_engine.gpu.program.inputs import Load, host_arrays, take_over
 from cml_engine.gpu.program.memory import (
@@ -75,9 +75,14 @@ class GpuProgram:
         #: the axes of outputs whose number of elements is known only at run time
         self.counted = counted or {}
         self.plan, self.gpu, self.name = plan, gpu, plan.name
+        #: True if an omitted input keeps its value
+        self.retains = plan.reuse is not None
         #: the constants shared with programs of this network at other shapes
         self.constants = SharedConstants(plan, gpu.memory) if constants is None else constants
         self.residency = Residency(plan, gpu.memory, arena, self.constants)
+        shared = self.residency.shared
+        #: the name of the shared arena, or None; only one program of a group runs at a time
+        self.exclusive_group = None if shared is None else shared.name
         self._preparation = Preparation(plan, gpu, self.residency, self.constants, on_progress)
         #: the validity of the results in its memory
         self.retained = RetainedValues(plan, self.residency)
@@ -309,10 +314,11 @@ class GpuProgram:
             )
         self.load()
         arrays = host_arrays(inputs)
+        gpu_values = {name: value for name, value in inputs.items() if name not in arrays}
         steps = self.steps_for(inputs)
-        self._put(self.retained.begin(arrays, inputs.keys() - arrays.keys(), run))
+        self._put(self.retained.begin(arrays, gpu_values.keys(), run))
         try:
-            loads = take_over(encoder, self.gpu, self.residency, inputs)
+            loads = take_over(encoder, self.gpu, self.residency, gpu_values)
         except Exception:
             self.retained.undo_begin()
             raise
@@ -420,32 +426,21 @@ class GpuProgram:
     def encode_ranges(
         self, compute: wgpu.GPUComputePassEncoder, ranges: Iterable[tuple[int, int, int]]
     ) -> None:
-        """Records ranges, each as a step, its first workgroup and a count, into a compute pass.
+        """Records ranges, each as a step, its first workgroup and a count, into a compute pass."""
+        dispatch_recorder()(compute, self.dispatches(ranges))
 
-        At most ``RANGE_SLOTS`` partial ranges may be encoded between two submits. Whole steps do
-        not count. A step on the CPU records nothing.
+    def dispatches(self, ranges: Iterable[tuple[int, int, int]]) -> list[Dispatch]:
+        """Returns the dispatches of ranges, each a step, its first workgroup and a count.
+
+        At most ``RANGE_SLOTS`` partial ranges may be recorded between two submits. Whole steps do
+        not count. A step on the CPU has no dispatch.
         """
-        launches, uniforms = self._preparation.launches, self._preparation.uniforms
-        record, dispatches = dispatch_recorder(), []
-        for step, first, count in ranges:
-            launch = launches[step]
-            if launch is None:
-                continue
-            if count == launch.groups:
-                dispatch = launch.whole
-            else:
-                assert uniforms is not None
-                dispatch = launch.dispatch(uniforms.take_slot(first, first + count), count)
-            if not self.gpu.markers:
-                dispatches.append(dispatch)
-                continue
-            compute.push_debug_group(f"{self.name}: {self.plan.steps[step].title}")
-            try:
-                record(compute, (dispatch,))
-            finally:
-                compute.pop_debug_group()
-        if dispatches:
-            record(compute, dispatches)
+        launches = self._preparation.launches
+        return [
+            launch.whole if count == launch.groups else launch.part(first, count)
+            for step, first, count in ranges
+            if (launch := launches[step]) is not None
+        ]
 
     def submit_steps(self, steps: Sequence[int]) -> None:
         """Runs whole steps in order, and writes what kernels print to stderr.
@@ -497,11 +492,6 @@ class GpuProgram:
 
     # --- for a frame scheduler (``cml_engine.scheduler.Network``)
 
-    @property
-    def exclusive_group(self) -> str | None:
-        """The name of the shared arena, or None. Only one program of a group runs at a time."""
-        return None if self.residency.shared is None else self.residency.shared.name
-
     def reserve_for(self, executor: object) -> str:
         """Reserves the memory for an executor's job until :meth:`end_reservation`; never blocks.
 
@@ -530,11 +520,6 @@ class GpuProgram:
     def step_costs(self) -> list[StepCost]:
         """Returns the description and cost of each step, in order."""
         return self._step_costs
-
-    @property
-    def retains(self) -> bool:
-        """True if an omitted input keeps its value."""
-        return self.plan.reuse is not None
 
     @property
     def built_on(self) -> list[JobRun]:

@@ -8,6 +8,7 @@ from cml_engine.compiler.plan import StepCost
 from cml_engine.errors import InputError
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.allocator import BufferRange
+from cml_engine.gpu.native import Dispatch, dispatch_recorder
 from cml_engine.gpu.textures.checks import check_bound, level_size, texture_format
 from cml_engine.gpu.textures.pipelines import Params, kernels_of, step_cost
 from cml_engine.ir.graph import Fact
@@ -31,16 +32,16 @@ class KernelLoad:
         self.cost = cost
         self._bind_group: wgpu.GPUBindGroup | None = None
 
-    def encode_range(self, compute: wgpu.GPUComputePassEncoder, first: int, count: int) -> None:
-        """Records workgroups ``[first, first + count)`` of the dispatch into a compute pass."""
+    def dispatch(self, first: int, count: int) -> Dispatch:
+        """Returns the dispatch of workgroups ``[first, first + count)``."""
         at_once = self.cost.groups != self._params.groups
         part = (0, self._params.groups) if at_once else (first, first + count)
         kernels = kernels_of(self._gpu)
-        kernels.dispatch(compute, self.kernel, self._bind_group, self._params, part)
+        return kernels.dispatch(self.kernel, self._bind_group, self._params, part)
 
     def encode_all(self, compute: wgpu.GPUComputePassEncoder) -> None:
         """Records all workgroups of the dispatch into a compute pass."""
-        self.encode_range(compute, 0, self.cost.groups)
+        dispatch_recorder()(compute, (self.dispatch(0, self.cost.groups),))
 
 
 class TextureLoad(KernelLoad):

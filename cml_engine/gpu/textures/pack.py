@@ -14,7 +14,7 @@ from cml_engine.errors import InputError
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.allocator import Allocation
 from cml_engine.gpu.memory.tensors import GpuTensor
-from cml_engine.gpu.native import device_errors
+from cml_engine.gpu.native import device_errors, dispatch_recorder
 from cml_engine.gpu.program.memory import TENSOR_USAGE
 from cml_engine.gpu.textures.checks import check_bound, level_size, texture_format
 from cml_engine.gpu.textures.pipelines import Params, kernels_of, step_cost
@@ -144,7 +144,8 @@ class TextureCopies:
                 ],
             )
             part = (0, params.groups)
-            kernels.dispatch(compute, "pack", bind_group, params, part, (tensor.offset,))
+            dispatch = kernels.dispatch("pack", bind_group, params, part, (tensor.offset,))
+            dispatch_recorder()(compute, (dispatch,))
             compute.end()
             _copy(encoder, packed.buffer, packed.offset, pitch, picture, target)
             kernel = "pack_texture"

@@ -17,7 +17,7 @@ import wgpu
 from cml_engine.compiler.plan import StepCost
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.allocator import BufferRange
-from cml_engine.gpu.native import device_errors
+from cml_engine.gpu.native import Dispatch, device_errors, dispatch_of
 from cml_engine.gpu.program.preparation import BUILDER
 from cml_engine.gpu.shaders.hlsl import resolve
 
@@ -149,27 +149,25 @@ class TextureKernels:
 
     def dispatch(
         self,
-        compute: wgpu.GPUComputePassEncoder,
         name: str,
         bind_group: wgpu.GPUBindGroup,
         params: Params,
         part: tuple[int, int],
         offsets: Sequence[int] = (),
-    ) -> None:
-        """Records a dispatch of kernel ``name``; ``part`` are its workgroups ``[first, end)``.
+    ) -> Dispatch:
+        """Returns a dispatch of kernel ``name``; ``part`` are its workgroups ``[first, end)``.
 
         ``offsets`` are the dynamic offsets of the kernel's other bindings. At most
-        :data:`_SLOTS` dispatches may be encoded between two submits.
+        :data:`_SLOTS` dispatches may be recorded between two submits.
         """
         first, end = part
         with self._lock:
             slot = self._stride * self._next
             self._next = (self._next + 1) % _SLOTS
         self._params.write(params.pack(first, end, self._width), slot)
-        compute.set_pipeline(self._pipelines[name])
-        compute.set_bind_group(0, bind_group, [slot, *offsets])
         count = end - first
-        compute.dispatch_workgroups(min(count, self._width), -(-count // self._width))
+        columns, rows = min(count, self._width), -(-count // self._width)
+        return dispatch_of(self._pipelines[name], bind_group, (slot, *offsets), columns, rows)
 
 
 _Entry = dict[str, dict[str, object]]

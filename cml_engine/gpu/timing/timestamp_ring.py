@@ -14,14 +14,20 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Required, TypedDict
+from typing import Any, Required, TypedDict
 
 import numpy as np
 import wgpu
 
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.staging import Staging
-from cml_engine.gpu.native import device_errors
+from cml_engine.gpu.native import (
+    Copy,
+    copy_recorder,
+    describe_pass,
+    device_errors,
+    pass_recorder,
+)
 
 _Usage = wgpu.BufferUsage
 #: the most frames whose timings may be in flight; further frames run untimed
@@ -93,6 +99,10 @@ class TimestampRing:
         self._empty_ms: deque[float] = deque(maxlen=_EMPTY)
         # only the end of a chained pass is written: a timestamp takes a software driver 20 to 50 µs
         self._queries_per_pass = 1 if self._leads else 2
+        self._label = "cml" if gpu.markers else ""
+        #: the descriptions of passes for a recorder: without timestamps, and those used before
+        self.untimed_pass = describe_pass(self._label)
+        self._timed_passes: dict[int, Any] = {}
         #: frames that ran without timings because all slots were taken
         self.dropped = 0
         self._period_ms = gpu.timestamp_period_ns * 1e-6
@@ -166,10 +176,22 @@ class TimestampRing:
         slot.passes += 1
         return self._writes[slot.index * self.passes + slot.passes - 1]
 
+    def timed_pass(self, slot: FrameSlot) -> Any:
+        """Returns the description of the frame's next pass, for a recorder.
+
+        It counts as a call of :meth:`writes`.
+        """
+        writes = self.writes(slot)
+        index = slot.index * self.passes + slot.passes - 1
+        description = self._timed_passes.get(index)
+        if description is None:
+            description = self._timed_passes[index] = describe_pass(self._label, writes)
+        return description
+
     def lead(self, encoder: wgpu.GPUCommandEncoder, slot: FrameSlot) -> None:
         """Records empty timed passes before the first chained one, if the driver needs them."""
         for _ in range(2 * self._leads):
-            encoder.begin_compute_pass(timestamp_writes=self.writes(slot)).end()
+            pass_recorder()(encoder, self.timed_pass(slot), ())
             self.settle(encoder, slot)
 
     def settle(self, encoder: wgpu.GPUCommandEncoder, slot: FrameSlot) -> None:
@@ -182,16 +204,18 @@ class TimestampRing:
     def resolve(self, encoder: wgpu.GPUCommandEncoder, slot: FrameSlot) -> None:
         """Records the copies of the frame's timestamps, if any, and receipt into the slot."""
         buffer, back = self._resolved.buffer, slot.readback.memory
+        copies: list[Copy] = []
         if slot.passes:
             first = slot.index * self._queries_per_pass * self.passes
             count = self._queries_per_pass * slot.passes
             offset = self._resolved.offset + slot.index * self._slot_bytes
             encoder.resolve_query_set(self._queries, first, count, buffer, offset)
-            encoder.copy_buffer_to_buffer(buffer, offset, back.buffer, back.offset, 8 * count)
+            copies.append((buffer, offset, back.buffer, back.offset, 8 * count))
         number = slot.receipts[-1][1] - self._first_receipt
         offset = self._resolved.offset + self._table_at + 4 * number
         target = back.offset + self._receipt_at + 4 * (len(slot.receipts) - 1)
-        encoder.copy_buffer_to_buffer(buffer, offset, back.buffer, target, 4)
+        copies.append((buffer, offset, back.buffer, target, 4))
+        copy_recorder()(encoder, copies)
 
     def start_mapping(self, frame: int) -> bool:
         """Starts mapping the slots that are at least ``AGE`` frames old at the end of ``frame``.
@@ -268,7 +292,7 @@ class TimestampRing:
     @property
     def in_flight(self) -> int:
         """The number of slots that were requested and have not arrived."""
-        return sum(slot.readback.is_mapping for slot in self._busy)
+        return sum([slot.readback.is_mapping for slot in self._busy])
 
     def check(self) -> None:
         """Raises :class:`DeviceError` if the device is lost.

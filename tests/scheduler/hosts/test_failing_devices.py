@@ -105,7 +105,7 @@ def test_exhausted_memory_fails_only_the_requesting_job(image):
 # --- one job among others
 
 
-@pytest.mark.parametrize("stage", ["prepare", "begin", "encode_ranges", "encode_updates"])
+@pytest.mark.parametrize("stage", ["prepare", "begin", "dispatches", "encode_updates"])
 @pytest.mark.parametrize("error", [wgpu.GPUError, KeyError])
 @within(60)
 def test_error_in_one_job_does_not_affect_others(gpu, host, image, monkeypatch, stage, error):
