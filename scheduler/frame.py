@@ -262,9 +262,12 @@ def _missing_memory(network: Network) -> str:
     return "" if network.ready else network.waiting_for or "its network to be ready"
 
 
-def advance_jobs(plan: FramePlan, report: FrameReport) -> None:
-    """Advances the jobs by the plan's slices, and adds the slices to the report."""
-    slices, now_ms, predicted_ms = report.slices, report.now_ms, 0.0
+def advance_jobs(plan: FramePlan, report: FrameReport) -> bool:
+    """Advances the jobs by the plan's slices, and adds the slices to the report.
+
+    Returns True if the costs of all slices are settled.
+    """
+    slices, now_ms, predicted_ms, all_settled = report.slices, report.now_ms, 0.0, True
     for part in plan.slices:
         job, cost, ms = part.job, part.cost, part.predicted_ms
         end = part.first + part.count
@@ -273,7 +276,8 @@ def advance_jobs(plan: FramePlan, report: FrameReport) -> None:
         job.virtual_ms += ms / (job.priority or 1.0)
         job.last_served_ms = now_ms
         predicted_ms += ms
-        number = None if part.step < job.loads else job.network_step(part.step)
+        all_settled = all_settled and part.settled
+        number = None if part.step < job.loads else job.numbers[part.step] - job.loads
         slices.append(
             SliceReport(
                 job.number, number, cost.op, cost.title, part.first, part.count, ms, None, job.name,
@@ -281,6 +285,7 @@ def advance_jobs(plan: FramePlan, report: FrameReport) -> None:
             )
         )  # fmt: skip
     report.predicted_ms = predicted_ms
+    return all_settled
 
 
 def networks_ready(queues: Sequence[NetworkQueue]) -> dict[Network, bool]:
@@ -344,7 +349,10 @@ def encode_slices(
     Jobs whose slices could not be encoded fail.
     """
     working = {part.job.network: part.job for group in groups for part in group}
-    slices = [[_slice_of(part) for part in group] for group in groups]
+    slices = [
+        [Slice(part.job.network, part.job.numbers[part.step], part.first, part.count) for part in g]
+        for g in groups
+    ]
     failed: Sequence[tuple[Handle, Exception]]
     try:
         failed = jobs.executor.encode(encoder, report.frame, slices, timed=report.timed) or ()
@@ -362,13 +370,6 @@ def encode_slices(
     _begin_cpu_steps(jobs, encoder)
     _finish(jobs, encoder, report)
     _request_reads(jobs, encoder)
-
-
-def _slice_of(part: PlannedSlice) -> Slice:
-    """Returns a planned slice as the executor encodes it."""
-    job, step = part.job, part.step
-    number = step if step < job.loads else job.loads + job.network_step(step)
-    return Slice(job.network, number, part.first, part.count)
 
 
 def fail_all_where_lost(jobs: Lifecycle, report: FrameReport) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from threading import Lock, current_thread
+from time import perf_counter
 from typing import TYPE_CHECKING, Literal, get_args
 from weakref import WeakMethod
 
@@ -540,7 +541,7 @@ class FrameScheduler:
         return report
 
     def _encode(self, encoder: wgpu.GPUCommandEncoder) -> FrameReport:
-        start = _REAL.now_ms()
+        start = perf_counter()
         jobs, self._unpaired = self.lifecycle, 0
         now = self._steady.now_ms()
         for periodic in list(self._periodic):
@@ -562,23 +563,22 @@ class FrameScheduler:
             copied_ms=copied_ms,
         )  # fmt: skip
         self.last_report = jobs.pace.last_report = report
-        advance_jobs(plan, report)
+        all_settled = advance_jobs(plan, report)
         if jobs.recorder:
             # preparing one network may have evicted another
             ready_after = networks_ready(jobs.job_list.queues)
             ready = {key: was and ready_after.get(key, True) for key, was in ready.items()}
             jobs.recorder.encoded(inputs, report, ready, jobs.short_of_memory, jobs.back_from_cpu)
-        all_settled = all(part.settled for part in plan.slices)
         report.timed = not all_settled or self.times_all or self.controller.times(self.frame)
         n_groups = self.executor.max_groups if report.timed else 1
         groups = group_slices(plan.slices, n_groups, self.frame)
-        encoding = _REAL.now_ms()
+        encoding = perf_counter()
         encode_slices(jobs, encoder, report, groups)
-        report.encode_ms = _REAL.now_ms() - encoding
+        report.encode_ms = 1e3 * (perf_counter() - encoding)
         timed = groups if report.timed else []
         self._timing.encoded(report, [[(part.cost, part.count) for part in g] for g in timed])
         self.controller.encoded(report, inputs.aim_ms)
-        report.cpu_ms = _REAL.now_ms() - start
+        report.cpu_ms = 1e3 * (perf_counter() - start)
         return report
 
     def end_frame(self) -> list[FrameReport]:
@@ -652,9 +652,6 @@ class FrameScheduler:
                 self.lifecycle.recorder.abandoned_frame()
             self.frame += 1
             self.lifecycle.pace = self._pace()
-
-
-_REAL = RealClock()
 
 
 def _budget_of(budget_ms: object, frame_ms: float) -> FixedBudget | SpareBudget:

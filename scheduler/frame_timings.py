@@ -144,12 +144,13 @@ class FrameTimings:
                 _confirm_guesses(groups, model)
             self._awaited.clear()
             return []
-        by_frame = {entry.report.frame: entry for entry in self._awaited}
+        newest = -1
         for timing in timings:
-            entry = by_frame.get(timing.frame)
-            if entry is not None:
-                entry.ms[timing.group] = timing.ms
-        return self._learn(max((t.frame for t in timings), default=-1), model)
+            newest = max(newest, timing.frame)
+            for entry in self._awaited:
+                if entry.report.frame == timing.frame:
+                    entry.ms[timing.group] = timing.ms
+        return self._learn(newest, model)
 
     def _learn(self, newest: int, model: CostModel) -> list[FrameReport]:
         """Teaches the frames up to number ``newest`` to the model and returns their reports.

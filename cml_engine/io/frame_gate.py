@@ -45,7 +45,7 @@ class FrameGate:
     def end_frame(self) -> None:
         """Opens the gate, unless the host also calls :meth:`gpu_is_done`, which then opens it."""
         self._frames_end = True
-        if not self._waits_for_gpu:
+        if not (self._waits_for_gpu or self._open.is_set()):
             self._open.set()
 
     def gpu_is_done(self) -> None:

@@ -234,6 +234,8 @@ class Job(Awaitable):
     cpu_steps: tuple[int, ...] = field(default=(), init=False)
     #: the number of texture loads
     loads: int = 0
+    #: the number of each step among the network's, behind the loads, as the executor counts them
+    numbers: Sequence[int] = field(default=(), init=False)
     outputs: Outputs = field(default_factory=Outputs, init=False)
     #: the error that failed the job, if one was raised
     exception: Exception | None = field(default=None, init=False)
@@ -423,14 +425,17 @@ class Job(Awaitable):
         all_costs = self.network.step_costs()
         own_costs = all_costs if steps is None else [all_costs[number] for number in steps]
         self._knows_steps, self.steps = True, steps
-        self.costs = (*self.costs[: self.loads], *own_costs)
+        loads = self.loads
+        self.costs = (*self.costs[:loads], *own_costs)
+        self.numbers = range(len(self.costs))
+        if steps is not None:
+            self.numbers = (*range(loads), *(loads + number for number in steps))
         self.cpu_steps = tuple(i for i, cost in enumerate(self.costs) if cost.on_cpu)
         return True
 
     def network_step(self, step: int) -> int:
         """Returns the network's number of the job's step ``step``, which is no texture load."""
-        index = step - self.loads
-        return index if self.steps is None else self.steps[index]
+        return self.numbers[step] - self.loads
 
     def undo_end(self) -> None:
         """Discards the job's end time and outputs, because its last frame is abandoned."""

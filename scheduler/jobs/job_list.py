@@ -327,8 +327,8 @@ class JobList:
     def ended(self, job: Job) -> None:
         if self._jobs.pop(job.number, None) is None:
             return
-        self._no_longer_queued(job)
-        self.running.pop(job.number, None)
+        if self.running.pop(job.number, None) is None:
+            self._no_longer_queued(job)
         self._ended_shares.append((job.idle, job.virtual_ms))
         self._just_ended.add(job.number)
         for consumer in list(self._consumers.get(job.number, {}).values()):
@@ -441,7 +441,8 @@ class JobList:
         self._unindex(job)
         for level in self._levels.values():
             level.remove(job)
-        slot_jobs = self._slots.get(job.slot or "", {})
-        slot_jobs.pop(job.number, None)
-        if job.slot is not None and not slot_jobs:
-            self._slots.pop(job.slot, None)
+        if job.slot is not None:
+            slot_jobs = self._slots.get(job.slot, {})
+            slot_jobs.pop(job.number, None)
+            if not slot_jobs:
+                self._slots.pop(job.slot, None)

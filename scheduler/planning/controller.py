@@ -62,8 +62,8 @@ _LEAST_SIZE = math.sqrt(_LEAST_PLAN)
 #: until frames are known, an excess is assumed to be longer than this share of the target in one
 #: frame of e; the assumption counts as so many frames
 _ASSUMED_EXCESS, _ASSUMED_FRAMES = 0.1, 2.0
-#: the price of a late frame at first, and its limits, in targets of work
-_PRICE, _LEAST_PRICE, _MOST_PRICE = 2.0, 0.05, 100.0
+#: the logarithm of a late frame's price in targets of work, at first, and its limits
+_LOG_PRICE, _LEAST_LOG_PRICE, _MOST_LOG_PRICE = math.log(2.0), math.log(0.05), math.log(100.0)
 #: where the elapsed time is reported, the price follows half the risk that each frame takes, which
 #: is steady, and half what comes of it, which corrects it; the risk is a little underestimated, so
 #: the price settles at this part of the share
@@ -278,13 +278,6 @@ class _Recent:
         """The upper median; 0 without any times."""
         return self.ascending[len(self.ascending) // 2] if self.ascending else 0.0
 
-    def share_above(self, ms: float, target_ms: float) -> float:
-        """Returns the share of the times that are longer than ``ms``, for excesses of frames."""
-        known = len(self.ascending)
-        longer = known - bisect_right(self.ascending, ms)
-        assumed = math.exp(-ms / (_ASSUMED_EXCESS * target_ms)) if ms > 0 else 1.0
-        return (longer + _ASSUMED_FRAMES * assumed) / (known + _ASSUMED_FRAMES)
-
 
 @dataclass(slots=True)
 class _Frame:
@@ -320,8 +313,10 @@ class FrameController:
     def __init__(self, share: float, *, reports_elapsed: bool) -> None:
         self._share, self._reports_elapsed = share, reports_elapsed
         self._excess = _Recent(_WINDOW)
-        self._log_price = math.log(_PRICE)
+        self._log_price = _LOG_PRICE
         self._expected = _RunningMedian()
+        #: the expected ms of the next frame beside the elapsed time and the prediction
+        self.expected_ms = 0.0
         self._is_delayed = False
         self._last_ms = 0.0
         self._elapsed = _Recent(_ELAPSED_FRAMES)
@@ -354,7 +349,7 @@ class FrameController:
         self._least_ms = least_ms
         if self._reports_elapsed:
             self._elapsed.add(elapsed_ms)
-            usual_ms = self.usual_elapsed_ms
+            usual_ms = self._elapsed.median
             self._slow = min(_SLOWEST, max(_QUICKEST, elapsed_ms / usual_ms)) if usual_ms else 1.0
 
     @property
@@ -365,32 +360,29 @@ class FrameController:
     @property
     def is_known(self) -> bool:
         """True if enough recent frame times are known, or the host reports elapsed times."""
-        recent = self._expected.is_known and self._silent <= 2 * _MEDIAN_FRAMES
-        return self._reports_elapsed or recent
-
-    @property
-    def expected_ms(self) -> float:
-        """The expected ms of the next frame beside the elapsed time and the prediction."""
-        return self._last_ms if self._is_delayed else self._expected.value
+        return self._reports_elapsed or (
+            self._expected.is_known and self._silent <= 2 * _MEDIAN_FRAMES
+        )
 
     @property
     def room_ms(self) -> float:
         """The most predicted milliseconds of networks that fit in the frame if nothing exceeds."""
-        return self._plan.room_ms
+        return self.plan.room_ms
 
     @property
     def aim_ms(self) -> float:
         """The predicted ms of networks to plan for; 0 if none are worth a late frame."""
-        return self._plan.aim_ms
+        return self.plan.aim_ms
 
     @property
-    def _plan(self) -> _FramePlan:
+    def plan(self) -> _FramePlan:
+        """The plan of the next frame, computed once until something changes it."""
         if self._planned is None:
             left_ms = (self._target_ms - self._elapsed_ms) / self._slow
             room_ms = left_ms - self.expected_ms
-            aim_ms, owed_ms = self._best_plan(max(0.0, room_ms)), self._guaranteed_ms(room_ms)
-            forced = owed_ms > aim_ms
-            self._planned = _FramePlan(max(0.0, room_ms), max(aim_ms, owed_ms), forced)
+            owed_ms, room_ms = self._guaranteed_ms(room_ms), max(0.0, room_ms)
+            aim_ms = self._best_plan(room_ms)
+            self._planned = _FramePlan(room_ms, max(aim_ms, owed_ms), owed_ms > aim_ms)
         return self._planned
 
     def _best_plan(self, room_ms: float) -> float:
@@ -417,8 +409,14 @@ class FrameController:
 
     def _share_late(self, room_ms: float, plan_ms: float) -> float:
         """Returns the probability that a frame with this room and plan is late."""
-        size = self._size(self.expected_ms + plan_ms)
-        return self._excess.share_above((room_ms - plan_ms) / size, self._target_ms)
+        excess_ms = (room_ms - plan_ms) / self._size(self.expected_ms + plan_ms)
+        excesses = self._excess.ascending
+        known = len(excesses)
+        longer = known - bisect_right(excesses, excess_ms)
+        assumed = 1.0
+        if excess_ms > 0:
+            assumed = math.exp(-excess_ms / (_ASSUMED_EXCESS * self._target_ms))
+        return (longer + _ASSUMED_FRAMES * assumed) / (known + _ASSUMED_FRAMES)
 
     def _size(self, ms: float) -> float:
         """Returns the factor on the excess of a frame that takes ``ms`` after the elapsed time."""
@@ -461,7 +459,8 @@ class FrameController:
     @property
     def skips(self) -> bool:
         """True if the frame runs no networks: none are worth it, or a baseline is due."""
-        return not self.aim_ms or (self.baseline_due and not self._plan.forced)
+        plan = self.plan
+        return not plan.aim_ms or (not plan.forced and self.baseline_due)
 
     # --- what was measured
 
@@ -470,7 +469,7 @@ class FrameController:
 
         A frame that runs nothing although something was planned has nothing to do.
         """
-        plan = self._plan
+        plan = self.plan
         skipped = not plan.aim_ms and not predicted_ms
         expected = self.expected_ms if self._expected.is_known else None
         before = self._owed_ms, self._since_baseline
@@ -527,6 +526,7 @@ class FrameController:
             self._excess.add((beyond_ms - frame.expected_ms) / size)
         if frame.predicted_ms or not self._reports_elapsed:
             self._expect(max(0.0, beyond_ms))
+        self.expected_ms = self._last_ms if self._is_delayed else self._expected.value
 
     def _expect(self, ms: float) -> None:
         self._expected.add(ms)
@@ -557,9 +557,7 @@ class FrameController:
             caused += _RISK_WEIGHT * (frame.risk - caused)
             share *= _AIMED_PART
         step = (0.0 if frame.forced else caused) - share
-        self._log_price = min(
-            math.log(_MOST_PRICE), max(math.log(_LEAST_PRICE), self._log_price + step)
-        )
+        self._log_price = min(_MOST_LOG_PRICE, max(_LEAST_LOG_PRICE, self._log_price + step))
 
     @property
     def _share_caused(self) -> float:
@@ -571,7 +569,7 @@ class FrameController:
         return max(0.0, 1.0 - without / with_networks)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _FramePlan:
     """The room of a frame, the milliseconds to plan for, and True if these are guaranteed."""
 
@@ -658,8 +656,9 @@ class BudgetController:
         current = self._current
         if not current.is_known:
             return budget.least_ms, self.margin.aim_ms(budget.least_ms) / back_off
-        allowed_ms = max(current.room_ms, current.aim_ms)
-        return min(budget.ceiling_ms, allowed_ms), min(budget.ceiling_ms, current.aim_ms / back_off)
+        plan = current.plan
+        allowed_ms = max(plan.room_ms, plan.aim_ms)
+        return min(budget.ceiling_ms, allowed_ms), min(budget.ceiling_ms, plan.aim_ms / back_off)
 
     def times(self, frame: int) -> bool:
         """Returns True if slices of settled costs should be timed in frame number ``frame``.
