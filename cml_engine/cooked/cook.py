@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +18,7 @@ from cml_engine.compiler.planning.draft import PlanOptions, Storage
 from cml_engine.compiler.random_seed import with_seed
 from cml_engine.compiler.tuning_tables import shipped_table
 from cml_engine.cooked.golden import make_golden, write_golden
-from cml_engine.cooked.graph_text import described, write_graph
+from cml_engine.cooked.graph_text import write_graph
 from cml_engine.cooked.guess import DeviceGuess, write_guess
 from cml_engine.cooked.kernels import Codes, compiled, digest_of, write_kernels
 from cml_engine.cooked.plan_section import write_plan
@@ -32,6 +31,7 @@ from cml_engine.gpu.shaders.dump import dump_kernel
 from cml_engine.gpu.shaders.hlsl import step_key, step_keys
 from cml_engine.io.json_files import Json
 from cml_engine.ir.graph import Graph
+from cml_engine.ir.graph_digest import graph_digest
 from cml_engine.ops.declaration.choice import NO_VARIANTS
 from cml_engine.ops.declaration.registry import load_families, lookup
 from cml_engine.runtime.session.compile_graph import (
@@ -203,7 +203,7 @@ def _meta(
         "name": graph.name,
         "engine": _engine_version(),
         "rules": RULES,
-        "model": _model_digest(graph),
+        "model": graph_digest(graph),
         "profiles": [profile.name for profile in profiles],
         "half": storage == "half",
         "custom": sorted(op for op in ops if lookup(op).is_custom),
@@ -213,15 +213,6 @@ def _meta(
             for profile, plan in zip(profiles, plans, strict=True)
         },
     }
-
-
-def _model_digest(graph: Graph) -> str:
-    """Returns the SHA-256 digest, in hexadecimal, of a network's operators and constants; its
-    file does not matter."""
-    hasher = hashlib.sha256(json.dumps(described(graph), sort_keys=True).encode())
-    for name, array in sorted(graph.constants.items()):
-        hasher.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
-    return hasher.hexdigest()
 
 
 def _engine_version() -> str:

@@ -246,14 +246,9 @@ def write_graph(graph: Graph, sections: Sections) -> None:
             raise InputError(f"constant '{name}' is of {array.dtype}, which cannot be cooked")
         stored = sections.values.put(np.ascontiguousarray(array))
         constants[name] = [array.dtype.name, list(array.shape), *stored]
-    data = {**described(graph), "constants": constants}
+    data = {**cast("dict[str, object]", _GRAPH.write(graph)), "constants": constants}
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     sections.add(GRAPH, text.encode(errors="replace"))
-
-
-def described(graph: Graph) -> dict[str, object]:
-    """Returns a graph without the values of its constants as a JSON object."""
-    return cast("dict[str, object]", _GRAPH.write(graph))
 
 
 def read_graph(file: Container) -> Graph:

@@ -7,7 +7,7 @@ nothing from this package. See docs/cluster.md.
 from __future__ import annotations
 
 from cml_engine.distributed.cluster import default_workers, need_extra
-from cml_engine.distributed.map import graph_digest, map_network
+from cml_engine.distributed.map import map_network
 from cml_engine.distributed.report import Report, show_progress
 from cml_engine.distributed.run import StorePlan, bake
 from cml_engine.distributed.sources import InputSource
@@ -23,6 +23,7 @@ from cml_engine.distributed.work import (
     UnitResult,
     Work,
 )
+from cml_engine.ir.graph_digest import graph_digest
 
 __all__ = [
     "ANY_DEVICE",

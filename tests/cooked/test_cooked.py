@@ -276,6 +276,17 @@ def test_invalid_untrusted_wgsl_raises_cml_error(model, gpu):
               cml.Session(model, gpu).run(small_inputs()))  # fmt: skip
 
 
+def test_digest_of_the_model_does_not_depend_on_its_file(tmp_path):
+    text = "version 1.0;\ngraph g(x) -> (y)\n{ x = external<scalar>(shape = [4]); y = %s; }\n"
+    files = {"a.nnef": "relu(x)", "b.nnef": "\n relu(x)", "c.nnef": "sqr(x)"}
+    digests = []
+    for name, expression in files.items():
+        (tmp_path / name).write_text(text % expression)
+        cooked = own(cook(cml.load(tmp_path / name), ["portable"], golden=False))
+        digests.append(cooked.cooked_form.meta["model"])
+    assert digests[0] == digests[1] != digests[2]
+
+
 # --- operators of a game's own
 
 
