@@ -162,7 +162,7 @@ if (/** @type {any} */ (import.meta).main) {
   const option = (name, usual) => Number(args[args.indexOf(name) + 1 || args.length] ?? usual);
   const options = {
     budgetMs: option("--budget-ms", 4), frameMs: option("--frame-ms", 1000 / 60),
-    frames: option("--frames", 600), layers: option("--layers", 4),
+    frames: option("--frames", 600), layers: option("--operators", 4),
   };
   const result = await measureFrames(await requestDevice(), await readFile(args[0]), options);
   console.log(args.includes("--json") ? JSON.stringify(result, null, 2) : asText(result));

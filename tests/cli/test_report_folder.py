@@ -215,7 +215,7 @@ def test_decisions_are_written_and_read(model, tmp_path, run_cml):
         "run {model} -i image={image}",
         "rank {model} --runs 1",
         "tune {model} --rounds 1 --dry-run",
-        "frames {model} -i image={image} --frames 1 --layers 1",
+        "frames {model} -i image={image} --frames 1 --operators 1",
         "trace {model} --runs 1 -o {trace}",
         "simulate {model}",
         "validate {model}",

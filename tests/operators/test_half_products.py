@@ -83,7 +83,7 @@ def test_kernels_are_within_the_tolerance_for_any_partition(name, hardware):
     ],
 )
 def test_the_mean_error_is_that_of_16_bits(option, least, most, hardware, rng):
-    """The rms over the largest result, whose rounding alone has 5e-5."""
+    """The rms error, over the largest result, is that of 16-bit sums; rounding alone has 5e-5."""
     filter = (rng.standard_normal((64, 64, 3, 3)) / 24).astype(np.float32)
     x = round_to_half(rng.uniform(-1, 1, (1, 64, 16, 16)).astype(np.float32))
     case = Case((x, filter, np.zeros((1, 64), np.float32)))

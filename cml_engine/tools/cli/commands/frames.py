@@ -68,7 +68,7 @@ def simulate(a: Namespace) -> None:
     value_option("GPU", "--frames", "N", "frames to measure (default: 600)", TIMES, 600),
     value_option(
         "GPU",
-        "--layers",
+        "--operators",
         "N",
         "operators per frame of the usual way of slicing, for comparison (default: 4)",
         TIMES,
@@ -83,7 +83,7 @@ def frames(a: Namespace) -> int:
     with progress() as show:
         report = commands.frames(
             session, arrays, budget_ms=a.budget_ms, frame_ms=a.frame_ms, count=a.frames,
-            layers=a.layers, costs_file=costs_file(gpu.name),
+            layers=a.operators, costs_file=costs_file(gpu.name),
             progress=lambda done: show("frames", done, a.frames),
         )  # fmt: skip
     print(report.json() if a.json else report)
