@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cml_engine.compiler.passes.bypass import full_order
-from cml_engine.compiler.passes.cleanup import eliminate_dead_code
-from cml_engine.compiler.passes.infer import infer_node
+from cml_engine.compiler.passes.replacement import replace_nodes
 from cml_engine.ir.construction import GraphRewriter
 from cml_engine.ir.graph import Attrs, Epilogue, Graph, Node
 from cml_engine.ops.declaration.registry import is_builtin
@@ -23,26 +22,17 @@ def store_heads(graph: Graph) -> Graph:
     if not is_builtin("matmul", "transpose", "reshape"):
         return graph
     changed = {node.outputs[0]: found for node in graph.nodes if (found := _find(graph, node))}
-    if not changed:
-        return graph
-    dropped = {n.outputs[0] for found in changed.values() for n in found.nodes}
-    rewriter = GraphRewriter(graph, infer_node)
-    for node in graph.nodes:
-        if found := changed.get(node.outputs[0]):
-            _replace(rewriter, node, found)
-        elif node.outputs[0] not in dropped:
-            rewriter.nodes.append(node)
-    return eliminate_dead_code(rewriter.finished())
+    return replace_nodes(graph, changed, _replace)
 
 
 @dataclass(frozen=True, slots=True)
 class _Heads:
-    """A product and the reshape behind it, if any, that replace a transpose together.
+    """A product that replaces a transpose behind it, and the reshape between them, if any.
 
     ``split`` is the number of heads of its columns, 0 if it joins those of its batch.
     """
 
-    nodes: tuple[Node, ...]
+    product: Node
     split: int = 0
 
 
@@ -57,7 +47,7 @@ def _find(graph: Graph, node: Node) -> _Heads | None:
         return None
     before = _producer(graph, node)
     if before is not None and before.op == "matmul":
-        return _Heads((before,)) if _takes(graph, before, by_column=False) else None
+        return _Heads(before) if _takes(graph, before, by_column=False) else None
     if before is None or before.op != "reshape":
         return None
     product = _producer(graph, before)
@@ -66,7 +56,7 @@ def _find(graph: Graph, node: Node) -> _Heads | None:
     *leading, heads, width = shape
     if graph.facts[product.outputs[0]].shape != (*leading, heads * width):
         return None
-    return _Heads((product, before), heads) if heads * width else None
+    return _Heads(product, heads) if heads * width else None
 
 
 def _producer(graph: Graph, node: Node) -> Node | None:
@@ -92,25 +82,15 @@ def _takes(graph: Graph, product: Node, by_column: bool) -> bool:
 
 def _replace(rewriter: GraphRewriter, node: Node, found: _Heads) -> None:
     """Adds the product, whose columns get the heads' order back by a reshape if it joins them."""
-    product, (name,) = found.nodes[0], node.outputs
-    product = replace(
-        product, op="matmul_heads", attrs=Attrs({**product.attrs, "heads": found.split})
-    )
+    (name,), attrs = node.outputs, Attrs({**found.product.attrs, "heads": found.split})
+    product = replace(found.product, op="matmul_heads", attrs=attrs)
     if found.split:
         epilogues = tuple(_by_head(rewriter, e, found.split, name) for e in product.epilogues)
         rewriter.append(replace(product, outputs=(name,), epilogues=epilogues))
         return
     joined, shape = rewriter.unused_name(f"{name}.heads"), rewriter.facts[name].shape
     rewriter.append(replace(product, outputs=(joined,)))
-    rewriter.append(
-        Node(
-            "reshape",
-            (joined,),
-            (name,),
-            Attrs(shape=list(shape), axis_start=0, axis_count=-1),
-            node.source,
-        )
-    )
+    rewriter.add(node, "reshape", (joined,), name, shape=list(shape), axis_start=0, axis_count=-1)
 
 
 def _by_head(rewriter: GraphRewriter, epilogue: Epilogue, heads: int, result: str) -> Epilogue:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from cml_engine.compiler.passes.cleanup import fold_constants
 from cml_engine.compiler.passes.fuse_epilogues import fuse_epilogues, per_channel, takes_operand
-from cml_engine.compiler.passes.infer import infer_node
+from cml_engine.compiler.passes.replacement import replace_nodes
 from cml_engine.ir.construction import GraphRewriter
 from cml_engine.ir.graph import Attrs, Epilogue, Graph, Node
 from cml_engine.ops.declaration.epilogue import has_room
@@ -30,12 +30,7 @@ def expand_normalization(graph: Graph) -> Graph:
     these are folded if they are constant.
     """
     chosen = _find_applicable(graph)
-    if not chosen:
-        return graph
-    rewriter = GraphRewriter(graph, infer_node)
-    for node in graph.nodes:
-        rewriter.nodes.append(_expand(rewriter, node) if node.outputs[0] in chosen else node)
-    return fold_constants(rewriter.finished())
+    return fold_constants(replace_nodes(graph, dict.fromkeys(chosen), _expand)) if chosen else graph
 
 
 def _find_applicable(graph: Graph) -> set[str]:
@@ -84,8 +79,8 @@ def _takes(graph: Graph, producer: Node, node: Node) -> bool:
     return takes and has_room(graph, producer, (*producer.epilogues, *steps))
 
 
-def _expand(rewriter: GraphRewriter, node: Node) -> Node:
-    """Adds the nodes that replace a batch normalization, and returns the last one."""
+def _expand(rewriter: GraphRewriter, node: Node, _: None) -> None:
+    """Adds the nodes that replace a batch normalization."""
     x, mean, variance, offset, scale = node.inputs
     result = node.outputs[0]
 
@@ -96,4 +91,4 @@ def _expand(rewriter: GraphRewriter, node: Node) -> Node:
     deviation = add("deviation", "sqrt", add("safe", "add", variance, epsilon))
     factor = add("factor", "div", scale, deviation)
     scaled = add("scaled", "mul", add("centred", "sub", x, mean), factor)
-    return replace(node, op="add", inputs=(scaled, offset), attrs=Attrs())
+    rewriter.append(replace(node, op="add", inputs=(scaled, offset), attrs=Attrs()))

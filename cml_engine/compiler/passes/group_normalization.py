@@ -14,8 +14,7 @@ from math import prod
 
 import numpy as np
 
-from cml_engine.compiler.passes.cleanup import eliminate_dead_code
-from cml_engine.compiler.passes.infer import infer_node
+from cml_engine.compiler.passes.replacement import replace_nodes
 from cml_engine.ir.construction import GraphRewriter
 from cml_engine.ir.graph import Array, Attrs, AttrValue, Fact, Graph, Node
 from cml_engine.ops.declaration.registry import is_builtin
@@ -32,14 +31,7 @@ def normalize_groups(graph: Graph) -> Graph:
     if not any(node.op == "batch_normalization" for node in graph.nodes) or not is_builtin(*_OPS):
         return graph
     found = [_find_pattern(graph, node) for node in graph.nodes]
-    patterns = {pattern.last: pattern for pattern in found if pattern}
-    if not patterns:
-        return graph
-    rewriter = GraphRewriter(graph, infer_node)
-    for node in graph.nodes:
-        pattern = patterns.get(node.outputs[0])
-        rewriter.nodes.append(_replace(rewriter, pattern) if pattern else node)
-    return eliminate_dead_code(rewriter.finished())
+    return replace_nodes(graph, {pattern.last: pattern for pattern in found if pattern}, _replace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +125,8 @@ def _per_channel(graph: Graph, name: str, fact: Fact) -> Array | None:
     return value.reshape(-1) if value.shape[1] == fact.shape[1] else None
 
 
-def _replace(rewriter: GraphRewriter, pattern: _GroupPattern) -> Node:
-    """Adds the small nodes that replace one normalization, and returns the last one."""
+def _replace(rewriter: GraphRewriter, _: Node, pattern: _GroupPattern) -> None:
+    """Adds the small nodes that replace one normalization."""
 
     def add(op: str, *inputs: str, results: int = 1, **attrs: AttrValue) -> tuple[str, ...]:
         names = tuple(rewriter.unused_name(f"{pattern.last}.{op}") for _ in range(results))
@@ -159,9 +151,8 @@ def _replace(rewriter: GraphRewriter, pattern: _GroupPattern) -> Node:
         rewriter.constant(f"{pattern.last}.{suffix}", value.reshape(1, -1))
         for suffix, value in (("offset", pattern.offset), ("scale", pattern.scale))
     ]
-    return replace(
-        pattern.norm, inputs=(pattern.x, mean, variance, *names), outputs=(pattern.last,)
-    )
+    inputs = (pattern.x, mean, variance, *names)
+    rewriter.append(replace(pattern.norm, inputs=inputs, outputs=(pattern.last,)))
 
 
 def _are_groups(shape: tuple[int, ...], parts: tuple[int, ...]) -> bool:

@@ -12,8 +12,7 @@ from math import prod
 
 import numpy as np
 
-from cml_engine.compiler.passes.cleanup import eliminate_dead_code
-from cml_engine.compiler.passes.infer import infer_node
+from cml_engine.compiler.passes.replacement import replace_nodes
 from cml_engine.ir.block_weights import weight_blocks
 from cml_engine.ir.construction import GraphRewriter
 from cml_engine.ir.graph import Array, Attrs, Graph, Node
@@ -28,18 +27,8 @@ def join_products(graph: Graph) -> Graph:
     """
     if not is_builtin("matmul", "linear", "add", "mul"):
         return graph
-    groups = list(_groups(graph))
-    if not groups:
-        return graph
-    first = {group[0].node.outputs[0]: group for group in groups}
-    joined = {member.node.outputs[0] for group in groups for member in group}
-    rewriter = GraphRewriter(graph, infer_node)
-    for node in graph.nodes:
-        if group := first.get(node.outputs[0]):
-            _replace(rewriter, group)
-        elif node.outputs[0] not in joined:
-            rewriter.nodes.append(node)
-    return eliminate_dead_code(rewriter.finished())
+    groups = {product.node.outputs[0]: group for group in _groups(graph) for product in group}
+    return replace_nodes(graph, groups, _replace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +116,11 @@ def _operands(graph: Graph, node: Node, columns: int) -> Sequence[Array] | None:
     return operands
 
 
-def _replace(rewriter: GraphRewriter, group: Sequence[_Product]) -> None:
-    """Adds the product that computes the results of a group."""
+def _replace(rewriter: GraphRewriter, node: Node, group: Sequence[_Product]) -> None:
+    """Adds the product that computes the results of a group, in place of the first of it."""
     first = group[0].node
+    if node is not first:
+        return
     shared, name = group[0].attrs, first.outputs[0]
     axis = -2 if shared["transposeB"] else -1
     operands = (

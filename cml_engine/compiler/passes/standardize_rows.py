@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cml_engine.compiler.passes.cleanup import eliminate_dead_code
-from cml_engine.compiler.passes.infer import infer_node
+from cml_engine.compiler.passes.replacement import replace_nodes
 from cml_engine.ir.construction import GraphRewriter
 from cml_engine.ir.graph import Attrs, Graph, Node
 from cml_engine.ops.declaration.registry import is_builtin, lookup
@@ -30,15 +29,7 @@ def standardize_rows(graph: Graph) -> Graph:
     if not is_builtin("moments", "batch_normalization", *_WRITTEN_OUT, *_SQUARES, "add"):
         return graph
     rows = {node.outputs[0]: found for node in graph.nodes if (found := _find(graph, node))}
-    if not rows:
-        return graph
-    rewriter = GraphRewriter(graph, infer_node)
-    for node in graph.nodes:
-        if found := rows.get(node.outputs[0]):
-            _replace(rewriter, node, found)
-        else:
-            rewriter.nodes.append(node)
-    return eliminate_dead_code(rewriter.finished())
+    return replace_nodes(graph, rows, _replace)
 
 
 #: operators of a normalization that is written out

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cml_engine.compiler.passes.bypass import full_order
-from cml_engine.compiler.passes.cleanup import eliminate_dead_code
-from cml_engine.compiler.passes.infer import infer_node
+from cml_engine.compiler.passes.replacement import replace_nodes
 from cml_engine.ir.construction import GraphRewriter
 from cml_engine.ir.graph import Attrs, Graph, Node
 from cml_engine.ops.declaration.registry import is_builtin
@@ -23,15 +22,7 @@ def read_transposed(graph: Graph) -> Graph:
     if not is_builtin("matmul", "transpose"):
         return graph
     found = {node.outputs[0]: t for node in graph.nodes if (t := _transpose_before(graph, node))}
-    if not found:
-        return graph
-    rewriter = GraphRewriter(graph, infer_node)
-    for node in graph.nodes:
-        if transpose := found.get(node.outputs[0]):
-            _replace(rewriter, node, transpose)
-        else:
-            rewriter.nodes.append(node)
-    return eliminate_dead_code(rewriter.finished())
+    return replace_nodes(graph, found, _replace)
 
 
 def _transpose_before(graph: Graph, node: Node) -> Node | None:

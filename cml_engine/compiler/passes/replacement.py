@@ -1,0 +1,34 @@
+"""Replaces the nodes that a pass finds by those that it adds in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from cml_engine.compiler.passes.cleanup import eliminate_dead_code
+from cml_engine.compiler.passes.infer import infer_node
+from cml_engine.ir.construction import GraphRewriter
+from cml_engine.ir.graph import Graph, Node
+
+Found = TypeVar("Found")
+
+
+def replace_nodes(
+    graph: Graph,
+    found: Mapping[str, Found],
+    add: Callable[[GraphRewriter, Node, Found], None],
+) -> Graph:
+    """Returns the graph with other nodes in place of those whose first results ``found`` names,
+    without dead code; the same graph if it names none.
+
+    ``add(rewriter, node, found)`` adds what replaces a node, in which ``found`` was found.
+    """
+    if not found:
+        return graph
+    rewriter = GraphRewriter(graph, infer_node)
+    for node in graph.nodes:
+        if node.outputs[0] in found:
+            add(rewriter, node, found[node.outputs[0]])
+        else:
+            rewriter.nodes.append(node)
+    return eliminate_dead_code(rewriter.finished())
