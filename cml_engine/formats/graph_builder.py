@@ -23,7 +23,17 @@ from cml_engine.formats.builder import (
     rename_tensors,
 )
 from cml_engine.formats.expression import TensorArithmetic
-from cml_engine.ir.graph import DTYPE_OF_KIND, NUMPY_DTYPE, Array, Fact, Graph, Node, Origin, Shapes
+from cml_engine.ir.graph import (
+    DTYPE_OF_KIND,
+    NUMPY_DTYPE,
+    Array,
+    Fact,
+    Graph,
+    Node,
+    Origin,
+    Shapes,
+    ancestors,
+)
 from cml_engine.nnef.expansion.compose import to_identifier
 from cml_engine.nnef.expansion.library import Library
 from cml_engine.nnef.expansion.signatures import (
@@ -158,21 +168,14 @@ class GraphBuilder(OperatorMethods):
         fact, construction = self[name].fact, self._construction
         if new.fact != fact:
             raise ModelError(f"'{new.name}' is {new.fact}, and '{name}', which it replaces, {fact}")
-        inputs_of_new = {new.name}
-        for node in reversed(construction.nodes):
-            if not inputs_of_new.isdisjoint(node.outputs):
-                inputs_of_new.update(node.reads)
-        nodes_of_new, other_nodes = list[Node](), list[Node]()
-        for node in construction.nodes:
-            if not inputs_of_new.isdisjoint(node.outputs):
-                nodes_of_new.append(node)
-            else:
-                other_nodes.append(
-                    rename_tensors(node, {name: new.name}) if name in node.reads else node
-                )
-        construction.nodes[:] = (
-            nodes_of_new + other_nodes
-        )  # what ``new`` is computed from needs nothing of the rest
+        nodes_of_new, tensors_of_new = ancestors(construction.nodes, [new.name])
+        other_nodes = [
+            rename_tensors(node, {name: new.name}) if name in node.reads else node
+            for node in construction.nodes
+            if tensors_of_new.isdisjoint(node.outputs)
+        ]
+        # what ``new`` is computed from needs nothing of the rest
+        construction.nodes[:] = nodes_of_new + other_nodes
         self._outputs = {out: new.name if t == name else t for out, t in self._outputs.items()}
 
     def graph(self, **outputs: Tensor) -> Graph:

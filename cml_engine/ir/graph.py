@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import isfinite, prod
@@ -491,6 +491,17 @@ class Graph:
     def is_constant(self, name: str) -> bool:
         """Returns True if a tensor's value never changes: a constant that no ``update`` writes."""
         return name in self.constants and all(name != variable for variable, _ in self.updates)
+
+
+def ancestors(nodes: Sequence[Node], names: Iterable[str]) -> tuple[list[Node], set[str]]:
+    """Returns the nodes that tensors depend on, in execution order, and the names of the tensors
+    and of all that these nodes read."""
+    found, needed = list[Node](), set(names)
+    for node in reversed(nodes):
+        if not needed.isdisjoint(node.outputs):
+            needed.update(node.reads)
+            found.append(node)
+    return found[::-1], needed
 
 
 def is_whole(value: object) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from cml_engine.cpu.cpu_program import convert_to_fact, run_node
 from cml_engine.io.frame_gate import yield_to_frame
-from cml_engine.ir.graph import Graph, Node
+from cml_engine.ir.graph import Graph, Node, ancestors
 from cml_engine.ops.declaration.registry import lookup
 
 
@@ -18,13 +18,7 @@ def eliminate_dead_code(graph: Graph) -> Graph:
 
     Inputs are kept.
     """
-    needed = set(graph.roots)
-    needed_nodes = []
-    for node in reversed(graph.nodes):
-        if needed.intersection(node.outputs):
-            needed.update(node.reads)
-            needed_nodes.append(node)
-    needed_nodes.reverse()
+    needed_nodes, needed = ancestors(graph.nodes, graph.roots)
     alive = needed.union(graph.inputs, *(node.outputs for node in needed_nodes))
     alive.update(variable for variable, _ in graph.updates)
     return graph.with_(

@@ -50,6 +50,7 @@ from cml_engine.ir.graph import (
     Fact,
     Graph,
     Node,
+    ancestors,
     can_be_shape,
 )
 from cml_engine.ir.single_value import converted, distinct, filled
@@ -842,11 +843,8 @@ class Emitter:
 
     def origins(self, *tensors: str | None) -> tuple[str, ...]:
         """Returns the names of the graph's inputs from which tensors are computed, in order."""
-        ancestors = set(tensors)
-        for node in reversed(self.builder.nodes):
-            if not ancestors.isdisjoint(node.outputs):
-                ancestors.update(node.inputs)
-        return tuple(name for name in self.builder.inputs if name in ancestors)
+        _, names = ancestors(self.builder.nodes, filter(None, tensors))
+        return tuple(name for name in self.builder.inputs if name in names)
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -856,13 +854,9 @@ class Emitter:
         Only operators that the outputs depend on count.
         """
         self.intervals.learn()
-        needed = {value.tensor for value in outputs.values()}
-        needed_nodes = []
-        for node in reversed(self.builder.nodes):
-            if not needed.isdisjoint(node.outputs):
-                needed.update(node.inputs)
-                needed_nodes.append(node)
-        for node in reversed(needed_nodes):
+        tensors = (value.tensor for value in outputs.values())
+        needed_nodes, _ = ancestors(self.builder.nodes, filter(None, tensors))
+        for node in needed_nodes:
             bounds = self.intervals.find_too_wide(node)
             if bounds is not None:
                 raise self.too_wide(f"it reads {_advice(bounds)}", node.inputs, node.source)
