@@ -68,6 +68,12 @@ class GraphRewriter(GraphConstruction):
         super().__init__(infer)
         self.graph = graph
         self.facts, self.constants = dict(graph.facts), dict(graph.constants)
+        #: the node of :meth:`append` that computes each tensor, by the tensor's name
+        self.producers: dict[str, Node] = {}
+
+    def append(self, node: Node) -> tuple[str, ...]:
+        self.producers |= dict.fromkeys(node.outputs, node)
+        return super().append(node)
 
     def unused_name(self, name: str) -> str:
         """Returns the name with underscores appended until no tensor has it, and reserves it."""

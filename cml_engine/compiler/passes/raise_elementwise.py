@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cml_engine.compiler.passes.cleanup import eliminate_dead_code
-from cml_engine.ir.graph import Attrs, Fact, Graph, Node, unused_name
+from cml_engine.ir.construction import GraphRewriter
+from cml_engine.ir.graph import Fact, Graph, Node
 from cml_engine.ops.declaration.registry import is_builtin, lookup
 
 _MOVES = ("reshape", "transpose")
@@ -26,17 +27,15 @@ def raise_elementwise(graph: Graph) -> Graph:
     raiser = _Raiser(graph)
     for node in graph.nodes:
         raiser.visit(node)
-    return raiser.result()
+    return eliminate_dead_code(raiser.finished())
 
 
-class _Raiser:
+class _Raiser(GraphRewriter):
     """Moves operators in one pass over the nodes, in execution order."""
 
     def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._facts = dict(graph.facts)
+        super().__init__(graph)
         self._roots = set(graph.roots)
-        self._nodes: dict[str, Node] = {}  # by first output
         self._raised: set[str] = set()
 
     def visit(self, node: Node) -> None:
@@ -45,12 +44,7 @@ class _Raiser:
             if moves and self._fits(node, position, moves):
                 self._raise(node, position, moves)
                 return
-        self._nodes[node.outputs[0]] = node
-
-    def result(self) -> Graph:
-        return eliminate_dead_code(
-            self._graph.with_(nodes=tuple(self._nodes.values()), facts=self._facts)
-        )
+        self.append(node)
 
     def _positions(self, node: Node) -> range:
         """Returns the positions of the operands that may come from a producer."""
@@ -63,7 +57,7 @@ class _Raiser:
         """Returns the reshapes and transposes that lead to a tensor, the first one first, if a
         kernel that takes epilogues computes what they read and nothing else reads it."""
         moves: list[Node] = []
-        while self._is_read_once(name) and (node := self._nodes.get(name)) is not None:
+        while self._is_read_once(name) and (node := self.producers.get(name)) is not None:
             if node.op not in _MOVES or node.epilogues:
                 kernel = lookup(node.op).kernel
                 takes = kernel is not None and kernel.epilogues != "none"
@@ -74,49 +68,48 @@ class _Raiser:
         return []
 
     def _is_read_once(self, name: str) -> bool:
-        return name not in self._roots and len(self._graph.consumers.get(name, ())) <= 1
+        return name not in self._roots and len(self.graph.consumers.get(name, ())) <= 1
 
     def _fits(self, node: Node, position: int, moves: list[Node]) -> bool:
-        source = self._facts[moves[0].inputs[0]]
-        result = self._facts[node.outputs[0]]
+        source = self.facts[moves[0].inputs[0]]
+        result = self.facts[node.outputs[0]]
         others = [n for i, n in enumerate(node.inputs) if i != position]
-        if result != self._facts[node.inputs[position]] or node.inputs[position] in others:
+        if result != self.facts[node.inputs[position]] or node.inputs[position] in others:
             return False
-        facts = [self._facts[name] for name in others]
+        facts = [self.facts[name] for name in others]
         only_reshapes = all(move.op == "reshape" for move in moves)
         return all(
             (fact.size == 1 and fact.rank <= source.rank)
-            or (only_reshapes and fact == result and name not in self._graph.constants)
+            or (only_reshapes and fact == result and name not in self.graph.constants)
             for name, fact in zip(others, facts, strict=True)
         )
 
     def _raise(self, node: Node, position: int, moves: list[Node]) -> None:
         """Adds the operator on what the moves read, and the moves behind it."""
-        name, source = node.outputs[0], self._facts[moves[0].inputs[0]]
+        name, source = node.outputs[0], self.facts[moves[0].inputs[0]]
         operands = [
             moves[0].inputs[0] if i == position else self._reshaped(operand, source, node)
             for i, operand in enumerate(node.inputs)
         ]
-        latest = self._new(f"{name}.raised", Fact(self._facts[name].dtype, source.shape))
-        self._nodes[latest] = replace(node, inputs=tuple(operands), outputs=(latest,))
+        latest = self._new(f"{name}.raised", Fact(self.facts[name].dtype, source.shape))
+        self.append(replace(node, inputs=tuple(operands), outputs=(latest,)))
         self._raised.add(latest)
         for move in moves:
-            moved = self._facts[move.outputs[0]]
+            moved = self.facts[move.outputs[0]]
             result = name if move is moves[-1] else self._new(move.outputs[0], moved)
-            self._nodes[result] = replace(move, inputs=(latest,), outputs=(result,))
+            self.append(replace(move, inputs=(latest,), outputs=(result,)))
             latest = result
 
     def _reshaped(self, operand: str, source: Fact, node: Node) -> str:
         """Returns the name of an operand of the result's shape in the shape of the source."""
-        fact = self._facts[operand]
+        fact = self.facts[operand]
         if fact.size == 1 or fact == source:
             return operand
         name = self._new(f"{operand}.raised", source)
-        attrs = Attrs(shape=list(source.shape), axis_start=0, axis_count=-1)
-        self._nodes[name] = Node("reshape", (operand,), (name,), attrs, source=node.source)
-        return name
+        shape = list(source.shape)
+        return self.add(node, "reshape", (operand,), name, shape=shape, axis_start=0, axis_count=-1)
 
     def _new(self, name: str, fact: Fact) -> str:
-        name = unused_name(name, self._facts)
-        self._facts[name] = fact
+        name = self.unused_name(name)
+        self.facts[name] = fact
         return name

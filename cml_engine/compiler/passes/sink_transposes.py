@@ -39,14 +39,6 @@ class _TransposeSinker(GraphRewriter):
     ``visit`` takes a node of the old graph.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        super().__init__(graph)
-        self._producers: dict[str, Node] = {}
-
-    def append(self, node: Node) -> tuple[str, ...]:
-        self._producers[node.outputs[0]] = node
-        return super().append(node)
-
     def visit(self, node: Node) -> None:
         order = self._common_order(node)
         if order is None:
@@ -78,7 +70,7 @@ class _TransposeSinker(GraphRewriter):
     def _order_of(self, name: str) -> Order | None:
         """Returns the full permutation if ``name`` is the result of a transpose that only one
         node reads, else None."""
-        node = self._producers.get(name)
+        node = self.producers.get(name)
         if node is None or node.op != "transpose" or node.epilogues:
             return None
         if not self.graph.is_read_once(name):
@@ -107,7 +99,7 @@ class _TransposeSinker(GraphRewriter):
         permuted back, or the constant itself if it has one value.
         """
         if not self.graph.is_constant(name):
-            return self._producers[name].inputs[0]
+            return self.producers[name].inputs[0]
         value = self.graph.constants[name]
         if value.size == 1:
             return name
