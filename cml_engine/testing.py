@@ -26,7 +26,7 @@ from cml_engine.compiler.planning.layouts import half_of, matrices_in_half
 from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.cpu.compare import compare
 from cml_engine.errors import CmlError, InputError
-from cml_engine.ir.graph import Array, Attrs, Fact, Graph, Node
+from cml_engine.ir.graph import Array, Attrs, Fact, Graph, Node, fact_from
 from cml_engine.ir.layout import C4, C4H, HALF
 from cml_engine.ir.limits import Limits
 from cml_engine.nnef.expansion.signatures import REQUIRED
@@ -272,7 +272,7 @@ def case_graph(
     names = tuple(f"x{i}" for i in range(len(arrays)))
     values = dict(zip(names, arrays, strict=True))
     constant_names = names[1:] if constants else ()
-    facts = {name: _fact(array) for name, array in values.items()}
+    facts = {name: fact_from(array) for name, array in values.items()}
     attrs = full_attrs(op, case.attrs)
     outputs = _output_names(op, attrs, [facts[n] for n in names])
     graph = Graph(
@@ -498,10 +498,6 @@ def _array(value: CaseInput, seed: int, exact: bool = False) -> Array:
         return generator.integers(low, high, spec.shape).astype(np.int32)
     values = generator.uniform(spec.low, spec.high, spec.shape)
     return (np.rint(values * _WORDS) if exact else values).astype(np.float32)
-
-
-def _fact(array: Array) -> Fact:
-    return Fact({"f": "scalar", "i": "integer", "b": "logical"}[array.dtype.kind], array.shape)
 
 
 def _output_names(op: str, attrs: Attrs, facts: list[Fact]) -> tuple[str, ...]:

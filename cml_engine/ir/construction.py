@@ -10,13 +10,13 @@ from numpy.typing import DTypeLike
 
 from cml_engine.errors import Source, located
 from cml_engine.ir.graph import (
-    DTYPE_OF_KIND,
     Array,
     Attrs,
     AttrValue,
     Fact,
     Graph,
     Node,
+    fact_from,
     unused_name,
 )
 
@@ -90,7 +90,7 @@ class GraphRewriter(GraphConstruction):
     def constant(self, name: str, value: object, dtype: DTypeLike = np.float32) -> str:
         """Adds a constant, and returns its name: ``name``, or a similar one that is not used."""
         name, array = self.unused_name(name), np.array(value, dtype)
-        self.declare(name, Fact(DTYPE_OF_KIND[array.dtype.kind], array.shape), None, array)
+        self.declare(name, fact_from(array), None, array)
         return name
 
     def finished(self) -> Graph:

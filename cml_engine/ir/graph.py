@@ -97,6 +97,11 @@ class Fact:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
 
+def fact_from(array: Array) -> Fact:
+    """Returns the fact of an array: NNEF's type and the shape."""
+    return Fact(DTYPE_OF_KIND[array.dtype.kind], array.shape)
+
+
 def check_shape(name: str, fact: Fact, shape: tuple[int, ...]) -> None:
     """Raises :class:`InputError` if an array's shape differs from that of the input ``name``."""
     if shape != fact.shape:

@@ -15,7 +15,7 @@ import numpy as np
 
 import cml_engine as cml
 from cml_engine import ops
-from cml_engine.ops.common.shapes import fact_from
+from cml_engine.ir.graph import fact_from
 from cml_engine.ops.declaration.registry import is_registered, lookup
 from cml_engine.testing import full_attrs
 from tests.fixtures.texts import engine, operator_call

@@ -20,13 +20,13 @@ from cml_engine.ir.graph import (
     Node,
     is_whole,
 )
+from cml_engine.ops.common.shapes import MAX_RANK
 from cml_engine.ops.declaration.game_functions import calling, node_fault
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import OpSpec
 
 #: more elements than a GPU buffer or a 32-bit index can address
 MAX_ELEMENTS = 1 << 31
-MAX_RANK = 8
 
 
 def infer_facts(graph: Graph) -> Graph:
@@ -159,7 +159,8 @@ def _is_fact(value: object) -> TypeGuard[Fact]:
 def _check_size(node: Node, fact: Fact) -> None:
     if fact.rank > MAX_RANK:
         raise ShapeError(
-            f"{node.title}: result has rank {fact.rank}, at most {MAX_RANK} is possible",
+            f"{node.title}: result has rank {fact.rank}, at most {MAX_RANK} is possible; merge "
+            "dimensions before",
             node.source,
         )
     if any(extent < 0 for extent in fact.shape):

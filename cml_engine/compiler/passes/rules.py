@@ -25,6 +25,7 @@ from cml_engine.ir.graph import (
     Fact,
     Graph,
     Node,
+    fact_from,
     is_whole,
     unused_name,
 )
@@ -366,4 +367,4 @@ def _tensor(name: str, value: Array) -> Array:
 
 
 def _facts_of(constants: Mapping[str, Array]) -> dict[str, Fact]:
-    return {n: Fact(DTYPE_OF_KIND[v.dtype.kind], v.shape) for n, v in constants.items()}
+    return {name: fact_from(value) for name, value in constants.items()}

@@ -11,7 +11,7 @@ import numpy as np
 from cml_engine.errors import ModelError, ShapeError, Source, UnsupportedOp
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.construction import GraphConstruction, Infer
-from cml_engine.ir.graph import DTYPE_OF_KIND, NUMPY_DTYPE, Array, Attrs, AttrValue, Fact, Node
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, AttrValue, Node, fact_from
 from cml_engine.ir.single_value import stored_bytes
 from cml_engine.nnef.expansion.signatures import BoundArguments, Signature
 from cml_engine.nnef.expansion.values import TensorRef, Value, describe, kind_of, leaves
@@ -174,7 +174,7 @@ class NodeBuilder(GraphConstruction):
 
     def add_constant(self, name: str, array: Array, source: Source) -> None:
         self._budget.charge_bytes(stored_bytes(array), f"the constant '{name}'")
-        self.declare(name, Fact(DTYPE_OF_KIND[array.dtype.kind], array.shape), source, array)
+        self.declare(name, fact_from(array), source, array)
 
     # -- nodes ----------------------------------------------------------------------------------
 

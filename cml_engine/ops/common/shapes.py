@@ -17,22 +17,6 @@ from cml_engine.ir.layout import BLOCKED, PLAIN
 #: the largest rank in NNEF's tensor files
 MAX_RANK = 8
 Shape = tuple[int, ...]
-_DTYPE_OF_KIND = {"f": "scalar", "i": "integer", "b": "logical"}
-
-
-def fact_of(dtype: str, shape: Sequence[int]) -> Fact:
-    """Returns the fact of a result; raises :class:`ShapeError` if its rank exceeds NNEF's limit."""
-    if len(shape) > MAX_RANK:
-        raise ShapeError(
-            f"the result would have rank {len(shape)} ({list(shape)}), at most {MAX_RANK} is "
-            f"possible; merge dimensions before"
-        )
-    return Fact(dtype, tuple(int(x) for x in shape))
-
-
-def fact_from(array: Array) -> Fact:
-    """Returns the fact (type and shape) of a NumPy array."""
-    return Fact(_DTYPE_OF_KIND[array.dtype.kind], array.shape)
 
 
 def check_axis(axis: int, rank: int, name: str = "axis") -> int:

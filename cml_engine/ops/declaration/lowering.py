@@ -25,6 +25,7 @@ from cml_engine.ir.graph import (
     Fact,
     Graph,
     Node,
+    fact_from,
     is_whole,
 )
 from cml_engine.ir.layout import (
@@ -749,8 +750,7 @@ def _fact(op: Lowering, tensor: str) -> Fact:
     if tensor in op.scratch_words:
         return Fact("scalar", (op.scratch_words[tensor],))
     if tensor in op.packed:
-        array = op.packed[tensor]
-        return Fact(DTYPE_OF_KIND[array.dtype.kind], array.shape)
+        return fact_from(op.packed[tensor])
     if tensor not in (*op.node.reads, *op.out_names):
         raise fault(
             op.spec, f"{op.node.title}: a launch of its lower binds '{tensor}', which "

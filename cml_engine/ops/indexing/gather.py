@@ -7,7 +7,7 @@ from math import prod
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact
-from cml_engine.ops.common.shapes import check_axis, check_indices, fact_of
+from cml_engine.ops.common.shapes import check_axis, check_indices
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
@@ -27,7 +27,7 @@ def _gather_infer(attrs: Attrs, x: Fact, indices: Fact) -> Fact:
     axis = check_axis(attrs.axis, x.rank)
     if x.shape[axis] == 0 < indices.size:
         raise ShapeError(f"axis {axis} of {x} is empty: {indices.size} indices find nothing in it")
-    return fact_of(x.dtype, [*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]])
+    return Fact(x.dtype, (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
 
 
 def _gather_cpu(attrs: Attrs, x: Array, indices: Array) -> Array:

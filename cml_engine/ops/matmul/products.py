@@ -13,8 +13,8 @@ from math import prod
 import numpy as np
 
 from cml_engine.errors import ShapeError
-from cml_engine.ir.graph import Array, Attrs, AttrValue, Fact
-from cml_engine.ops.common.shapes import MAX_RANK, broadcast_strides, common_batch, fact_from
+from cml_engine.ir.graph import Array, Attrs, AttrValue, Fact, fact_from
+from cml_engine.ops.common.shapes import MAX_RANK, broadcast_strides, common_batch
 from cml_engine.ops.common.window import GEOMETRY, geometry
 from cml_engine.ops.conv.cpu import exact_sums
 from cml_engine.ops.conv.shapes import ConvShape, conv_shape

@@ -15,14 +15,12 @@ from math import prod
 import numpy as np
 
 from cml_engine.errors import ShapeError
-from cml_engine.ir.graph import Array, Attrs, Fact
+from cml_engine.ir.graph import Array, Attrs, Fact, fact_from
 from cml_engine.ops.common.shapes import (
     check_axes,
     check_axis,
     check_same,
     contiguous_strides,
-    fact_from,
-    fact_of,
     fill_reshape,
 )
 from cml_engine.ops.common.window import exclude_axes, gather_rows, scale_rows
@@ -71,7 +69,7 @@ def _reshape_infer(attrs: Attrs, x: Fact) -> Fact:
             f"wanted axes within 0 to {x.rank}"
         )
     filled = fill_reshape(attrs.shape, x.shape[start : start + count])
-    return fact_of(x.dtype, [*x.shape[:start], *filled, *x.shape[start + count :]])
+    return Fact(x.dtype, (*x.shape[:start], *filled, *x.shape[start + count :]))
 
 
 def _reshape_rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping | None:
@@ -140,7 +138,7 @@ def _squeeze_infer(attrs: Attrs, x: Fact) -> Fact:
             f"squeeze of axis {wrong[0]} with extent {x.shape[wrong[0]]} of {x}, wanted extent 1; "
             f"use reshape to merge axes"
         )
-    return fact_of(x.dtype, [e for i, e in enumerate(x.shape) if i not in axes])
+    return Fact(x.dtype, tuple(e for i, e in enumerate(x.shape) if i not in axes))
 
 
 def _unsqueeze_infer(attrs: Attrs, x: Fact) -> Fact:
@@ -148,7 +146,7 @@ def _unsqueeze_infer(attrs: Attrs, x: Fact) -> Fact:
     shape = list(x.shape)
     for axis in sorted(check_axes(attrs.axes, x.rank + len(attrs.axes))):
         shape.insert(axis, 1)
-    return fact_of(x.dtype, shape)
+    return Fact(x.dtype, tuple(shape))
 
 
 def _define_shape(
@@ -274,7 +272,7 @@ def _stack_infer(attrs: Attrs, *values: Fact) -> Fact:
     check_same(values)
     shape = list(values[0].shape)
     shape.insert(check_axis(attrs.axis, len(shape) + 1), len(values))
-    return fact_of(values[0].dtype, shape)
+    return Fact(values[0].dtype, tuple(shape))
 
 
 def _split_sizes(attrs: Attrs, x: Fact) -> list[int]:

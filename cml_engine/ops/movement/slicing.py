@@ -8,13 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from cml_engine.errors import ShapeError
-from cml_engine.ir.graph import Array, Attrs, Fact, Node
+from cml_engine.ir.graph import Array, Attrs, Fact, Node, fact_from
 from cml_engine.ir.layout import PLAIN, words
 from cml_engine.ops.common.shapes import (
     check_axes,
     check_length,
     contiguous_strides,
-    fact_from,
     slice_range,
 )
 from cml_engine.ops.common.window import same_rows

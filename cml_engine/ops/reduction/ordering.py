@@ -13,7 +13,7 @@ import numpy as np
 
 from cml_engine.errors import InputError, ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact
-from cml_engine.ops.common.shapes import check_axis, fact_of
+from cml_engine.ops.common.shapes import check_axis
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
@@ -297,7 +297,7 @@ def _gather_nd_infer(attrs: Attrs, x: Fact, indices: Fact) -> Fact:
     indexed_axes = indices.shape[-1]
     if prod(indices.shape[:-1]) and 0 in x.shape[:indexed_axes]:
         raise ShapeError(f"{indices} find nothing in {x}, which is empty on the indexed axes")
-    return fact_of(x.dtype, [*indices.shape[:-1], *x.shape[indexed_axes:]])
+    return Fact(x.dtype, (*indices.shape[:-1], *x.shape[indexed_axes:]))
 
 
 def _gather_nd_cpu(attrs: Attrs, x: Array, indices: Array) -> Array:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from cml_engine.compiler.passes.infer import MAX_RANK
 from cml_engine.errors.arguments import check_known_names
 from cml_engine.nnef.expansion.evaluator import TENSOR_OPS, TENSOR_UNARY
 from cml_engine.nnef.expansion.library import EXPANDED_BY_RULE
@@ -21,6 +20,7 @@ from cml_engine.nnef.expansion.signatures import (
 from cml_engine.nnef.text.parser import BUILTINS
 from cml_engine.nnef.text.printer import print_fragment
 from cml_engine.nnef.text.syntax_tree import Binary, Fragment, Unary, called_operators, expressions
+from cml_engine.ops.common.shapes import MAX_RANK
 from cml_engine.ops.declaration.checks import signature_of
 from cml_engine.ops.declaration.registry import load_families, registered
 from cml_engine.ops.declaration.spec import OpSpec
