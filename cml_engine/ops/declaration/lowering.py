@@ -40,6 +40,8 @@ from cml_engine.ir.layout import (
 )
 from cml_engine.ir.limits import Limits
 from cml_engine.nnef.expansion.signatures import Param
+from cml_engine.nnef.expansion.values import kind_of as literal_kind
+from cml_engine.nnef.expansion.values import leaves
 from cml_engine.nnef.text.syntax_tree import FragmentResult, Type
 from cml_engine.ops.common.shapes import contiguous_strides
 from cml_engine.ops.declaration.checks import (
@@ -455,14 +457,14 @@ class Interface:
         ``primitive`` is its NNEF primitive type. A string becomes the define ``name_is_text``.
         """
         if primitive == "string":
-            self.defines |= word(name, "_".join(map(str, _leaves(value))))
+            self.defines |= word(name, "_".join(map(str, leaves(value))))
             return
         hlsl, read = _READ[_KINDS[primitive]]
         if not isinstance(value, list | tuple):
             inner = self.parameter(name, _KINDS[primitive], value)
             self.lines.append(f"static {hlsl} {name} = {read.format(inner)};")
             return
-        flat = _leaves(value)
+        flat = leaves(value)
         capacity = _LIST_ROOM
         while capacity < len(flat):
             capacity *= 2
@@ -710,7 +712,7 @@ def kind_of(spec: OpSpec, name: str, value: AttrValue) -> str:
         types = set(_primitives(param.type))
         if types and "?" not in types:
             return _widest(types)
-    return _widest({_kind_of(leaf) for leaf in _leaves(value)})
+    return _widest({literal_kind(leaf) for leaf in leaves(value)})
 
 
 def _primitives(declared_type: Type) -> Iterable[str]:
@@ -726,20 +728,6 @@ def _widest(types: set[str]) -> str:
         if primitive in types:
             return primitive
     return "integer"
-
-
-def _kind_of(value: AttrValue) -> str:
-    if isinstance(value, bool):
-        return "logical"
-    if isinstance(value, str):
-        return "string"
-    return "scalar" if isinstance(value, float) else "integer"
-
-
-def _leaves(value: AttrValue) -> list[AttrValue]:
-    if isinstance(value, list | tuple):
-        return [leaf for item in value for leaf in _leaves(item)]
-    return [value]
 
 
 def _fact(op: Lowering, tensor: str) -> Fact:
