@@ -275,6 +275,16 @@ class Random:
     dtype: str = "scalar"
 
 
+def integers(*shape: int, below: int = 99) -> Random:
+    """Returns a test input of random integers from ``-below`` to ``below - 1``."""
+    return Random(shape, -below, below, "integer")
+
+
+def truth_values(*shape: int) -> Random:
+    """Returns a test input of random truth values."""
+    return Random(shape, dtype="logical")
+
+
 #: an input of a test case: random values, random values of a shape, or the values
 CaseInput: TypeAlias = "Random | tuple[int, ...] | Array | np.generic | float"
 

@@ -24,6 +24,8 @@ from cml_engine.ops.declaration.spec import (
     Random,
     elementwise_cost,
     engine_kernel,
+    integers,
+    truth_values,
 )
 
 _ITEMS = 4
@@ -84,10 +86,10 @@ define(
             Case((Random((3, 700), -99, 99),), {"dtype": "integer"}, "towards zero"),
             Case((_EDGES,), {"dtype": "integer"}, "what an integer cannot hold"),
             Case((_EDGES,), {"dtype": "logical"}, "is it not 0"),
-            Case((Random((5, 7), -3, 3, "integer"),), {"dtype": "scalar"}),
-            Case((Random((5, 7), -3, 3, "integer"),), {"dtype": "logical"}),
-            Case((Random((1,), dtype="logical"),), {"dtype": "scalar"}),
-            Case((Random((65,), dtype="logical"),), {"dtype": "integer"}),
+            Case((integers(5, 7, below=3),), {"dtype": "scalar"}),
+            Case((integers(5, 7, below=3),), {"dtype": "logical"}),
+            Case((truth_values(1),), {"dtype": "scalar"}),
+            Case((truth_values(65),), {"dtype": "integer"}),
             Case(((2, 0),), {"dtype": "integer"}, "empty"),
             Case(((),), {"dtype": "scalar"}, "rank 0, same dtype"),
             Case((Random((1, 2, 1, 2, 1, 2, 1, 3), -5, 5),), {"dtype": "integer"}, "rank 8"),

@@ -18,6 +18,8 @@ from cml_engine.ops.declaration.spec import (
     Random,
     engine_kernel,
     gathered_cost,
+    integers,
+    truth_values,
 )
 
 _ITEMS = 4
@@ -79,8 +81,8 @@ define(
             Case(((1, 3), _index(1, 7)), {"axis": 0}, "extent 1"),
             Case(((5, 6), _index(5, 0)), {"axis": 0}, "no index"),
             Case(((4, 0), _index(4, 2)), {"axis": 0}, "empty rows"),
-            Case((Random((3, 1, 2, 1, 3, 1, 2, 2), -9, 9, "integer"), _index(3, 5)), {"axis": 4}),
-            Case((Random((6, 3), dtype="logical"), _index(6, 9)), {"axis": 0}, "logical"),
+            Case((integers(3, 1, 2, 1, 3, 1, 2, 2), _index(3, 5)), {"axis": 4}),
+            Case((truth_values(6, 3), _index(6, 9)), {"axis": 0}, "logical"),
         ],
     )
 )

@@ -19,9 +19,10 @@ from cml_engine.ops.declaration.spec import (
     Case,
     Dispatch,
     OpSpec,
-    Random,
     engine_kernel,
     gathered_cost,
+    integers,
+    truth_values,
 )
 from cml_engine.ops.indexing.scatter import check_other_axes
 
@@ -62,11 +63,6 @@ _GATHER = engine_kernel(
 )
 
 
-def _index(high: int, *shape: int) -> Random:
-    """Returns a test input of random indices from ``-high`` to ``high - 1``."""
-    return Random(shape, -high, high, "integer")
-
-
 define(
     OpSpec(
         "gather_elements",
@@ -76,17 +72,19 @@ define(
         cost=gathered_cost,
         tolerance=EXACT,
         cases=[
-            Case(((4, 5), _index(4, 3, 5)), {"axis": 0}, "first axis"),
-            Case(((4, 5), _index(5, 2, 70)), {"axis": 1}, "fewer lines, longer ones"),
+            Case(((4, 5), integers(3, 5, below=4)), {"axis": 0}, "first axis"),
+            Case(((4, 5), integers(2, 70, below=5)), {"axis": 1}, "fewer lines, longer ones"),
             Case(
-                (Random((2, 3, 4, 5), -9, 9, "integer"), _index(3, 1, 6, 4, 2)),
+                (integers(2, 3, 4, 5), integers(1, 6, 4, 2, below=3)),
                 {"axis": 1},
                 "integers",
             ),
-            Case((Random((7,), dtype="logical"), _index(7, 3)), {"axis": 0}, "logical"),
-            Case(((1, 1), _index(1, 1, 9)), {"axis": 1}, "extent 1"),
-            Case(((2, 0), _index(2, 2, 0)), {"axis": 0}, "empty"),
-            Case(((1, 2, 1, 3, 1, 2, 1, 3), _index(2, 1, 4, 1, 3, 1, 2, 1, 3)), {"axis": 1}),
+            Case((truth_values(7), integers(3, below=7)), {"axis": 0}, "logical"),
+            Case(((1, 1), integers(1, 9, below=1)), {"axis": 1}, "extent 1"),
+            Case(((2, 0), integers(2, 0, below=2)), {"axis": 0}, "empty"),
+            Case(
+                ((1, 2, 1, 3, 1, 2, 1, 3), integers(1, 4, 1, 3, 1, 2, 1, 3, below=2)), {"axis": 1}
+            ),
         ],
     )
 )

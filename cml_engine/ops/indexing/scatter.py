@@ -29,10 +29,11 @@ from cml_engine.ops.declaration.spec import (
     Dispatch,
     Kernel,
     OpSpec,
-    Random,
     Tolerance,
     engine_kernel,
+    integers,
     moving_cost,
+    truth_values,
 )
 
 #: ``places(attrs, indices, the input's shape)`` returns each update's slot and the number of slots
@@ -357,38 +358,27 @@ _IN_ORDER = Tolerance(
 )
 
 
-def _index(high: int, *shape: int) -> Random:
-    """Returns a test input of random indices from ``-high`` to ``high - 1``."""
-    return Random(shape, -high, high, "integer")
-
-
-def _small_integers(*shape: int) -> Random:
-    return Random(shape, -9, 9, "integer")
-
-
-def _logical(*shape: int) -> Random:
-    return Random(shape, dtype="logical")
-
-
 def _elements_cases() -> Iterator[Case]:
     for reduction in REDUCTIONS:
         attrs = {"reduction": reduction}
-        yield Case(((4, 5), _index(4, 3, 5), (3, 5)), {"axis": 0, **attrs}, "first axis")
+        yield Case(((4, 5), integers(3, 5, below=4), (3, 5)), {"axis": 0, **attrs}, "first axis")
         yield Case(
-            ((3, 9, 2), _index(9, 2, 70, 1), (2, 70, 1)), {"axis": 1, **attrs}, "fewer lines"
+            ((3, 9, 2), integers(2, 70, 1, below=9), (2, 70, 1)),
+            {"axis": 1, **attrs},
+            "fewer lines",
         )
         yield Case(
-            (_small_integers(30), _index(30, 100), _small_integers(100)),
+            (integers(30, below=9), integers(100, below=30), integers(100, below=9)),
             {"axis": 0, **attrs},
             "integers",
         )
     none = {"axis": 1, "reduction": "none"}
-    yield Case(((300, 3), _index(300, 5, 3), (5, 3)), {**none, "axis": 0}, "few of many")
-    yield Case((_logical(3, 4), _index(4, 3, 2), _logical(3, 2)), none, "logical")
+    yield Case(((300, 3), integers(5, 3, below=300), (5, 3)), {**none, "axis": 0}, "few of many")
+    yield Case((truth_values(3, 4), integers(3, 2, below=4), truth_values(3, 2)), none, "logical")
     yield Case(((2, 4), np.array([[4, -5, 0]]), (1, 3)), none, "indices that are nowhere")
-    yield Case(((2, 3), _index(3, 2, 0), (2, 0)), none, "no updates")
-    yield Case(((2, 0), _index(1, 2, 1), (2, 1)), none, "no places")
-    yield Case(((1, 1), _index(1, 1, 1), (1, 1)), none, "extent 1")
+    yield Case(((2, 3), integers(2, 0, below=3), (2, 0)), none, "no updates")
+    yield Case(((2, 0), integers(2, 1, below=1), (2, 1)), none, "no places")
+    yield Case(((1, 1), integers(1, 1, below=1), (1, 1)), none, "extent 1")
 
 
 define(
@@ -408,12 +398,14 @@ def _nd_cases() -> Iterator[Case]:
     for reduction in REDUCTIONS:
         attrs = {"reduction": reduction}
         yield Case(((3, 5), np.array([[2, 4], [0, -5], [2, -1]]), (3,)), attrs, "single values")
-        yield Case(((6, 70), _index(6, 4, 2, 1), (4, 2, 70)), attrs, "rows")
+        yield Case(((6, 70), integers(4, 2, 1, below=6), (4, 2, 70)), attrs, "rows")
         yield Case(
-            (_small_integers(2, 3, 4), _index(2, 9, 2), _small_integers(9, 4)), attrs, "integers"
+            (integers(2, 3, 4, below=9), integers(9, 2, below=2), integers(9, 4, below=9)),
+            attrs,
+            "integers",
         )
     none = {"reduction": "none"}
-    yield Case((_logical(4), _index(4, 3, 1), _logical(3)), none, "logical")
+    yield Case((truth_values(4), integers(3, 1, below=4), truth_values(3)), none, "logical")
     yield Case(((3, 2), np.array([[3], [-4], [1]]), (3, 2)), none, "indices that are nowhere")
     yield Case(((3, 2), np.zeros((2, 0), np.int32), (2, 3, 2)), {"reduction": "add"}, "all of it")
     yield Case(((3, 2), np.zeros((0, 2), np.int32), (0,)), none, "no updates")

@@ -20,9 +20,10 @@ from cml_engine.ops.declaration.spec import (
     Case,
     Dispatch,
     OpSpec,
-    Random,
     elementwise_cost,
     engine_kernel,
+    integers,
+    truth_values,
 )
 
 
@@ -79,8 +80,8 @@ define(
             Case(((4,), _count(0)), {"axis": 0, "value": 1.0}, "none"),
             Case(((4,), _count(9)), {"axis": 0, "value": 1.0}, "more than there are"),
             Case(((4,), _count(-1)), {"axis": 0, "value": 3.0}, "a negative count"),
-            Case((Random((3, 5), -9, 9, "integer"), _count(2)), {"axis": 1, "value": -7.0}),
-            Case((Random((3, 5), dtype="logical"), _count(2)), {"axis": 0, "value": 1.0}),
+            Case((integers(3, 5), _count(2)), {"axis": 1, "value": -7.0}),
+            Case((truth_values(3, 5), _count(2)), {"axis": 0, "value": 1.0}),
             Case(((2, 0), _count(1)), {"axis": 1, "value": 0.0}, "empty"),
             Case(((1, 3, 1, 2, 1, 2, 1, 5), _count(1)), {"axis": 5, "value": 0.0}, "rank 8"),
         ],

@@ -35,26 +35,19 @@ from cml_engine.ops.declaration.spec import (
     OperandRows,
     OpSpec,
     Parts,
-    Random,
     RowMapping,
     RowsOf,
     Traits,
     along_axis,
+    integers,
     transposed_axis,
+    truth_values,
 )
 from cml_engine.ops.declaration.spec import elementwise_cost as _cost
 from cml_engine.ops.movement.join import join_blocks
 from cml_engine.ops.movement.strided_copy import KERNEL, box, copy_regions, memory_shape
 
 _MOVE = _cost(0)
-
-
-def _integers(*shape: int) -> Random:
-    return Random(shape, -1000, 1000, "integer")
-
-
-def _logicals(*shape: int) -> Random:
-    return Random(shape, dtype="logical")
 
 
 # --- reshape, squeeze, unsqueeze: other shapes of the same memory -------------------------------
@@ -181,7 +174,7 @@ _define_shape(
     Case(((1, 1),), {"shape": [], "axis_start": 0, "axis_count": -1}, "to rank 0"),
     Case(((),), {"shape": [1] * 8, "axis_start": 0, "axis_count": -1}, "rank 0 to 8"),
     Case(((0, 5),), {"shape": [0, 1, 5], "axis_start": 0, "axis_count": -1}, "empty"),
-    Case((_integers(6),), {"shape": [2, 3], "axis_start": 0, "axis_count": -1}, "integer"),
+    Case((integers(6),), {"shape": [2, 3], "axis_start": 0, "axis_count": -1}, "integer"),
 )
 _define_shape(
     "squeeze",
@@ -190,7 +183,7 @@ _define_shape(
     Case(((1, 3, 1, 5),), {"axes": [0, 2]}),
     Case(((3, 1),), {"axes": []}, "nothing to do"),
     Case(((1, 0, 1),), {"axes": [2]}, "empty"),
-    Case((_logicals(1, 1, 1, 1, 1, 1, 1, 1),), {"axes": list(range(8))}, "rank 8 to 0"),
+    Case((truth_values(1, 1, 1, 1, 1, 1, 1, 1),), {"axes": list(range(8))}, "rank 8 to 0"),
 )
 _define_shape(
     "unsqueeze",
@@ -200,7 +193,7 @@ _define_shape(
     Case(((3, 5),), {"axes": [3, 0]}, "in any order"),
     Case(((3, 5),), {"axes": [1, 0]}, "in any order, neighbours"),
     Case(((),), {"axes": list(range(8))}, "rank 0 to 8"),
-    Case((_integers(0, 3),), {"axes": [1]}, "empty"),
+    Case((integers(0, 3),), {"axes": [1]}, "empty"),
 )
 
 
@@ -249,8 +242,8 @@ define(
             Case(((3, 40, 1, 70),), {"axes": [3, 0, 2, 1]}, "a matrix inside, an axis of one"),
             Case(((1, 2, 2, 3, 5, 4),), {"axes": [0, 3, 1, 4, 2, 5]}, "pixel shuffle, rank 6"),
             Case(((2, 1, 3, 2, 1, 2, 3, 2),), {"axes": [7, 5, 3, 1, 6, 4, 2, 0]}, "rank 8"),
-            Case((_integers(5, 0, 3),), {"axes": [2, 1, 0]}, "empty"),
-            Case((_logicals(6, 9, 4),), {"axes": [1, 0, 2]}, "logical"),
+            Case((integers(5, 0, 3),), {"axes": [2, 1, 0]}, "empty"),
+            Case((truth_values(6, 9, 4),), {"axes": [1, 0, 2]}, "logical"),
             Case(((),), {"axes": []}, "rank 0"),
         ],
     )
@@ -392,8 +385,8 @@ define(
             Case(((3, 1), (3, 1)), {"axis": 1}, "columns"),
             Case(((0, 4), (0, 4)), {"axis": 0}, "all empty"),
             Case(((1, 1, 1, 2, 1, 1, 1, 3),) * 2, {"axis": 7}, "rank 8"),
-            Case((_integers(7), _integers(9)), {"axis": 0}, "integer"),
-            Case((_logicals(2, 3),), {"axis": 0}, "a single logical"),
+            Case((integers(7), integers(9)), {"axis": 0}, "integer"),
+            Case((truth_values(2, 3),), {"axis": 0}, "a single logical"),
         ],
     )
 )
@@ -410,8 +403,8 @@ define(
             Case(((2, 3),) * 3, {"axis": 0}, "rows"),
             Case(((25, 37),) * 2, {"axis": 2}, "interleaved"),
             Case(((), ()), {"axis": 0}, "rank 0"),
-            Case((_integers(2, 0),) * 2, {"axis": 1}, "empty"),
-            Case((_logicals(1, 2, 1, 2, 1, 2, 3),) * 2, {"axis": 3}, "to rank 8"),
+            Case((integers(2, 0),) * 2, {"axis": 1}, "empty"),
+            Case((truth_values(1, 2, 1, 2, 1, 2, 3),) * 2, {"axis": 3}, "to rank 8"),
         ],
     )
 )
@@ -435,8 +428,8 @@ define(
             Case(((2, 4, 9),), {"axis": 2, "ratios": [1, 2]}, "another axis than the channels"),
             Case(((3, 5),), {"axis": 1, "ratios": [1, 4]}, "sizes as ratios"),
             Case(((3, 0),), {"axis": 1, "ratios": [2, 1]}, "empty"),
-            Case((_integers(1, 1, 1, 1, 1, 1, 1, 6),), {"axis": 7, "ratios": [5, 1]}, "rank 8"),
-            Case((_logicals(9),), {"axis": 0, "ratios": [3]}, "one part"),
+            Case((integers(1, 1, 1, 1, 1, 1, 1, 6),), {"axis": 7, "ratios": [5, 1]}, "rank 8"),
+            Case((truth_values(9),), {"axis": 0, "ratios": [3]}, "one part"),
         ],
     )
 )
@@ -454,8 +447,8 @@ define(
             Case(((3, 5, 2),), {"axis": 2}, "interleaved"),
             Case(((1, 4),), {"axis": 0}, "one part"),
             Case(((2, 0, 3),), {"axis": 0}, "empty"),
-            Case((_integers(3),), {"axis": 0}, "to rank 0"),
-            Case((_logicals(1, 2, 1, 2, 1, 2, 3, 1),), {"axis": 6}, "rank 8"),
+            Case((integers(3),), {"axis": 0}, "to rank 0"),
+            Case((truth_values(1, 2, 1, 2, 1, 2, 3, 1),), {"axis": 6}, "rank 8"),
         ],
     )
 )

@@ -29,12 +29,13 @@ from cml_engine.ops.declaration.spec import (
     OperandRows,
     OpSpec,
     Parts,
-    Random,
     RowMapping,
     Traits,
     elementwise_cost,
+    integers,
     selection_cost,
     transposed_axes,
+    truth_values,
 )
 from cml_engine.ops.movement.strided_copy import (
     KERNEL,
@@ -225,8 +226,8 @@ define(
             Case(((0, 4),), _sliced([0, 1], [0, 1], [0, 3]), "of nothing"),
             Case(((),), _sliced([], [], []), "rank 0"),
             Case(((2, 1, 3, 2, 1, 2, 3, 4),), _sliced([2, 7], [1, 1], [3, 4]), "rank 8"),
-            Case((Random((40, 70), -99, 99, "integer"),), _sliced([0, 1], [3, 5], [39, 68])),
-            Case((Random((33,), dtype="logical"),), _sliced([0], [1], [32], [2])),
+            Case((integers(40, 70),), _sliced([0, 1], [3, 5], [39, 68])),
+            Case((truth_values(33),), _sliced([0], [1], [32], [2])),
         ],
     )
 )
@@ -271,8 +272,8 @@ define(
             Case(((3, 16),), {"repeats": [5, 1]}, "aligned rows"),
             Case(((2, 0),), {"repeats": [3, 4]}, "empty"),
             Case(((),), {"repeats": []}, "rank 0"),
-            Case((Random((2,) * 8, -9, 9, "integer"),), {"repeats": [2] * 8}, "16 dimensions"),
-            Case((Random((5,), dtype="logical"),), {"repeats": [13]}, "logical"),
+            Case((integers(*[2] * 8),), {"repeats": [2] * 8}, "16 dimensions"),
+            Case((truth_values(5),), {"repeats": [13]}, "logical"),
         ],
     )
 )

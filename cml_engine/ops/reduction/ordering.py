@@ -27,6 +27,7 @@ from cml_engine.ops.declaration.spec import (
     elementwise_cost,
     engine_kernel,
     gathered_cost,
+    integers,
     moving_cost,
 )
 from cml_engine.ops.indexing.scatter import row_places
@@ -278,7 +279,7 @@ define(
             Case(((4, 3), np.array([4, 0, 1])), {"time_axis": 0, "batch_axis": 1}),
             Case(((2, 3, 9, 2), np.array([2, 9])), {"time_axis": 2, "batch_axis": 0}, "inside"),
             Case(
-                (Random((2, 70), -9, 9, "integer"), np.array([99, -5])),
+                (integers(2, 70, below=9), np.array([99, -5])),
                 {"time_axis": 1, "batch_axis": 0},
                 "lengths that are none",
             ),
@@ -343,7 +344,7 @@ define(
             Case(
                 ((2, 3, 2, 2), _rows((1, 2, 0, 1), (0, 0, 1, 1))[:, None]), {}, "rank 3 of places"
             ),
-            Case((Random((6, 70), -9, 9, "integer"), _rows((5,), (5,), (0,))), {}, "integers"),
+            Case((integers(6, 70, below=9), _rows((5,), (5,), (0,))), {}, "integers"),
             Case(((3, 2), np.zeros((2, 0), np.int32)), {}, "rows of no numbers: all of it"),
             Case(((3, 2), np.zeros((0, 2), np.int32)), {}, "no rows"),
         ],

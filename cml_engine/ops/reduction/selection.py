@@ -27,6 +27,7 @@ from cml_engine.ops.declaration.spec import (
     Random,
     engine_kernel,
     moving_cost,
+    truth_values,
 )
 
 _kernel = partial(engine_kernel, "reduction/selection.hlsl")
@@ -106,7 +107,7 @@ define(
         cases=[
             Case((_SPARSE,), {"capacity": 200, "fill": -1}, "room left over"),
             Case((_SPARSE,), {"capacity": 50, "fill": 0}, "more than there is room for"),
-            Case((Random((5, 7), dtype="logical"),), {"capacity": 35, "fill": -1}, "logical"),
+            Case((truth_values(5, 7),), {"capacity": 35, "fill": -1}, "logical"),
             Case((np.array([0, -(2**31), 3, 0]),), {"capacity": 3, "fill": 9}, "integers"),
             Case((np.array([0.0, -0.0, np.nan], np.float32),), {"capacity": 2, "fill": -1}),
             Case((np.array(4.0),), {"capacity": 2, "fill": -1}, "rank 0"),

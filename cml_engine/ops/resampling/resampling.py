@@ -36,11 +36,11 @@ from cml_engine.ops.declaration.spec import (
     Kernel,
     OperandRows,
     OpSpec,
-    Random,
     RowMapping,
     Tolerance,
     Traits,
     elementwise_cost,
+    integers,
     moving_cost,
     selection_cost,
 )
@@ -279,7 +279,7 @@ define(
         cost=elementwise_cost(0),
         tolerance=EXACT,
         traits=Traits(rows=_up_rows),
-        cases=[*_UP_CASES, Case((Random((1, 2, 3, 3), -9, 9, "integer"),), {"factor": [2, 2]})],
+        cases=[*_UP_CASES, Case((integers(1, 2, 3, 3),), {"factor": [2, 2]})],
     ),
     any_type=True,
 )
