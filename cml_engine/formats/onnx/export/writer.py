@@ -70,7 +70,8 @@ class OnnxWriter:
         #: local functions by operator, body and number of inputs: the name and the encoded function
         self._functions: dict[tuple[str, bytes, int], tuple[str, bytes]] = {}
         self._reserved = {*graph.facts, *graph.inputs, *graph.outputs}
-        self._state = {variable for variable, _ in graph.updates}
+        #: the variables, and the tensors with their next values
+        self._state = dict(graph.updates)
 
     def parts(self) -> list[bytes]:
         """Writes the graph and returns the bytes of the file, in parts. It is called once."""
@@ -78,12 +79,12 @@ class OnnxWriter:
         self._check_size()
         if graph.integer:
             _check_integer(graph, self._half)
-        for name in self._ordered_state():
+        for name in self._state:
             self._tensors[name] = graph.constants[name]
         for index, node in enumerate(graph.nodes):
             self._write(index, node)
-        next_values = [self._next(variable, value) for variable, value in graph.updates]
-        inputs = [self._value(name) for name in (*graph.inputs, *self._ordered_state())]
+        next_values = [self._copied(value, f"{name}{NEXT}") for name, value in self._state.items()]
+        inputs = [self._value(name) for name in (*graph.inputs, *self._state)]
         outputs = [self._output(name) for name in graph.outputs]
         placeholder_outputs = [
             name for node in self._nodes if node.domain == GAME for name in node.outputs
@@ -107,9 +108,6 @@ class OnnxWriter:
 
     # -- the graph's own tensors ----------------------------------------------------------------
 
-    def _ordered_state(self) -> list[str]:
-        return [variable for variable, _ in self._graph.updates]
-
     def _value(self, name: str, output_name: str = "") -> OutValue:
         fact = self._graph.facts[name]
         shape = self._dynamic.shape(name, fact.shape) if self._dynamic else fact.shape
@@ -122,20 +120,15 @@ class OnnxWriter:
         """
         graph = self._graph
         if name in graph.inputs or name in graph.constants:
-            copy_name = self._new_name(f"{name}_out")
-            self._copy(name, copy_name)
-            return self._value(name, copy_name)
+            return self._copied(name, f"{name}_out")
         return self._value(name)
 
-    def _next(self, variable: str, value: str) -> OutValue:
-        output_name = self._new_name(f"{variable}{NEXT}")
-        self._copy(value, output_name)
-        return self._value(value, output_name)
-
-    def _copy(self, name: str, copy_name: str) -> None:
-        operand = self._operand(name)
+    def _copied(self, name: str, copy_name: str) -> OutValue:
+        """Copies a tensor to an output of another name, and returns the output's declaration."""
+        operand, copy_name = self._operand(name), self._new_name(copy_name)
         source = name if operand.value is None else self._constant(operand.value, name)
         self._nodes.append(OutNode("Identity", (source,), (copy_name,)))
+        return self._value(name, copy_name)
 
     def _operand(self, name: str) -> ExportOperand:
         if name in self._quant_params:
@@ -154,11 +147,8 @@ class OnnxWriter:
             return name
         key = (array.dtype.name, array.shape, array.tobytes())
         if key not in self._shared_constants:
-            base = name or "constant"
-            unique_name, count = f"{base}_1", 1
-            while unique_name in self._reserved:
-                count += 1
-                unique_name = f"{base}_{count}"
+            names = (f"{name or 'constant'}_{number}" for number in count(1))
+            unique_name = next(new for new in names if new not in self._reserved)
             self._reserved.add(unique_name)
             self._shared_constants[key] = unique_name
             self._tensors[unique_name] = array
@@ -273,8 +263,8 @@ class OnnxWriter:
         content = body_bytes(nodes)
         key = (node.op, content, len(inputs))
         if key not in self._functions:
-            count = sum(op == node.op for op, _, _ in self._functions)
-            name = f"{node.op}_{count + 1}" if count else node.op
+            earlier = sum(op == node.op for op, _, _ in self._functions)
+            name = f"{node.op}_{earlier + 1}" if earlier else node.op
             encoded = function_bytes(name, inputs, results, content, DOMAIN, self._opset)
             self._functions[key] = name, encoded
         function_name, _ = self._functions[key]
