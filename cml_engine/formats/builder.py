@@ -197,23 +197,6 @@ class ImportBuilder(GraphConstruction):
             message = f"attribute '{param.name}' wants {param.type}, got {describe(value)}"
             raise ModelError(message, self.source) from None
 
-    def unknown_node(
-        self,
-        op: str,
-        inputs: Sequence[str],
-        wanted: str,
-        attrs: Mapping[str, object],
-        facts: Sequence[Fact],
-    ) -> list[str]:
-        """Adds an operator without a known signature and returns the names of its results.
-
-        ``facts`` are the types and shapes of the results, because they cannot be inferred.
-        """
-        outputs = [self.name(wanted) for _ in facts]
-        self.nodes.append(Node(op, tuple(inputs), tuple(outputs), Attrs(attrs), self.source))
-        self.facts.update(zip(outputs, facts, strict=True))
-        return outputs
-
     def expand(
         self, op: str, inputs: Sequence[str], attrs: Mapping[str, Value], is_list: bool = False
     ) -> Graph:

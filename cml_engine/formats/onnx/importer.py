@@ -17,6 +17,7 @@ import numpy as np
 
 from cml_engine.errors import CmlError, ModelError, ShapeError, Source, UnsupportedOp
 from cml_engine.errors.arguments import check_known_names
+from cml_engine.formats.builder import registered_declarations
 from cml_engine.formats.onnx import counted_rules, operators  # noqa: F401  # registers them
 from cml_engine.formats.onnx.counted_statements import check_statement
 from cml_engine.formats.onnx.inputs import bind_inputs, input_dtype
@@ -290,7 +291,7 @@ class Importer:
             return self._inline(node, function, inputs, scope)
         with _located(source, inputs):
             check_statement(node.op, node.domain, inputs)
-        if schema is None and self.emit.has(node.op):
+        if schema is None and node.op in registered_declarations():
             return self._custom(node, inputs)
         if schema is None and self._with_placeholders:
             return self._placeholder(node, inputs)
@@ -349,7 +350,7 @@ class Importer:
 
     def _check_operators(self) -> None:
         """Raises one error that lists all operators that are neither supported nor the game's."""
-        model, search = self._model, _UnknownOperators(self._model, self.emit)
+        model, search = self._model, _UnknownOperators(self._model)
         needed = _NeededNodes(model.graph.nodes, _output_names(model), model.file).nodes
         self._failing = [node for node, _ in needed if search.add(node, model.opsets)]
         if self._failing:
@@ -622,8 +623,8 @@ class _UnknownOperators:
     ``found`` lists them in the order in which they were added.
     """
 
-    def __init__(self, model: OnnxModelFile, emit: Emitter) -> None:
-        self._model, self._emit = model, emit
+    def __init__(self, model: OnnxModelFile) -> None:
+        self._model = model
         self._functions: dict[tuple[str, str, str], bool] = {}
         self.found: list[tuple[OnnxNode, int]] = []
 
@@ -637,7 +638,7 @@ class _UnknownOperators:
         function, is_unknown = self._model.functions.get(key), False
         if find_schema(node.domain, node.op, opset) is None:
             if function is None:
-                is_unknown = not self._emit.has(node.op)
+                is_unknown = node.op not in registered_declarations()
                 self.found += [(node, opset)] if is_unknown else []
             elif key not in self._functions:
                 self._functions[key] = False  # functions that call each other are refused later

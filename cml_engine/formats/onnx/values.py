@@ -45,6 +45,7 @@ from cml_engine.ir.graph import (
     DTYPE_OF_KIND,
     NUMPY_DTYPE,
     Array,
+    Attrs,
     AttrValue,
     DType,
     Fact,
@@ -781,13 +782,12 @@ class Emitter:
         and shapes of its results.
         """
         self.declarations[op] = declaration
-        names = [self.tensor(value) for value in inputs if value is not None]
-        output_names = self.builder.unknown_node(op, names, f"{self.base}_{op}", attrs, facts)
-        return self._values(output_names)
-
-    def has(self, op: str) -> bool:
-        """Returns True if the game declares an operator of that name."""
-        return op in registered_declarations()
+        builder = self.builder
+        names = tuple(self.tensor(value) for value in inputs if value is not None)
+        outputs = tuple(builder.name(f"{self.base}_{op}") for _ in facts)
+        builder.nodes.append(Node(op, names, outputs, Attrs(attrs), self.source))
+        builder.facts.update(zip(outputs, facts, strict=True))
+        return self._values(outputs)
 
     def fragment(
         self, op: str, inputs: Sequence[Value], many: bool, attrs: Mapping[str, object]
