@@ -108,6 +108,9 @@ def test_wrong_nodes_are_named(nodes, constants, message):
 WRONG_SHAPES = [
     ([1, 4], "y = Gemm(x, w, c)", {"w": [4, 5], "c": [5, 1]}, "third input is float32.5,1."),
     ([1, 4], "y = Gemm(x, w, c)", {"w": [4, 5], "c": [3, 1, 5]}, "third input"),
+    ([1, 1, 4], "y = Gemm(x, w)", {"w": [4, 5]}, "wanted matrices"),
+    ([1, 1, 4], "y = Resize(x, _, c)", {"c": [6]}, "6 scales of 3 axes"),
+    ([1, 1, 4, 4], "i = Cast(c, to=7); y = RoiAlign(x, r, i)", {"r": [2, 4], "c": []}, "indices"),
     ([1, 4], "y = Clip(x, c)", {"c": [4]}, "a bound"),
     ([3, 1], "y = RMSNormalization(x, c, axis=0)", {"c": [3, 4]}, "the scale"),
     ([3, 1], "y = LayerNormalization(x, c)", {"c": [4]}, "the scale"),

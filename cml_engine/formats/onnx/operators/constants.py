@@ -273,7 +273,7 @@ def stft(
 @op("AffineGrid", "matmul, reshape")
 def affine_grid(theta: Value, size: list[int], *, align_corners: bool = False) -> Value:
     extents = size[2:]
-    if len(extents) + 2 != len(size) or theta.shape[1:] != (len(extents), len(extents) + 1):
+    if not extents or theta.shape != (size[0], len(extents), len(extents) + 1):
         raise InvalidNode(f"matrices {theta} for the size {size}")
     allocate([len(extents) + 1, *extents])
     axes = [

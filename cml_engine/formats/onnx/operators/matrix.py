@@ -72,6 +72,8 @@ def gemm(
     beta: float = 1.0,
     **flags: int,
 ) -> Value:
+    if x.rank != 2 or weights.rank != 2:
+        raise InvalidNode(f"a product of {x} and {weights}, wanted matrices")
     if bias is not None and beta == 0.0:
         bias = None
     if weights.array is not None and not flags["transA"] and x.rank == 2:

@@ -29,6 +29,7 @@ from cml_engine.formats.onnx.values import (
     checked_axes,
     constant,
     ints,
+    per_channel,
     zeros,
 )
 from cml_engine.ir.graph import Array
@@ -135,6 +136,8 @@ def resize(
             scale = (min if keep_aspect_ratio_policy == "not_larger" else max)(factors)
             extents = [int(np.floor(scale * x.shape[a] + 0.5)) for a in resized_axes]
             factors = [scale] * len(factors)
+    if len(factors) != len(resized_axes):
+        raise InvalidNode(f"{len(factors)} scales of {len(resized_axes)} axes")
     resized = [ResizeAxis(n, n, 1.0) for n in x.shape]
     for i, axis in enumerate(resized_axes):
         n, (region_start, region_end) = x.shape[axis], regions[i]
@@ -371,6 +374,7 @@ def roi_align(
     spatial_scale: float = 1.0,
     coordinate_transformation_mode: str = one_of("half_pixel", "output_half_pixel", since=16),
 ) -> Value:
+    per_channel(batch_indices, rois.shape[0], "the input of batch indices")
     return x.roi_align(
         rois, batch_indices, output_size=[output_height, output_width],
         sampling_ratio=sampling_ratio, scale=spatial_scale, mode=mode,
