@@ -52,10 +52,15 @@ class Latencies:
 @dataclass(frozen=True, slots=True)
 class Nest:
     """The turns of a kernel's loops: of those around its products, the outermost first, and of any
-    other loop. A kernel without products has the turns of its nest in ``products``."""
+    other loop. A kernel without products has the turns of its nest in ``products``.
+
+    ``each`` has the turns of the innermost loops in the order of the code, if they differ; then
+    ``products`` has those of the loops around them.
+    """
 
     products: Sequence[float] = ()
     others: float = 1.0
+    each: Sequence[float] = ()
 
 
 class Listing:
@@ -92,6 +97,8 @@ class Listing:
     def turns(self, nest: Nest) -> list[float]:
         """Returns how often each block runs if the loops iterate as often as ``nest`` says."""
         products = [loop for loop in self.loops if self._has_products(loop)] or self.loops
+        if nest.each:
+            return self._turns_of_each(nest, products)
         depth = max((len(self._nested(loop, products)) for loop in products), default=0)
         known = [1.0] * max(depth - len(nest.products), 0) + list(nest.products)
         # loops of the source that the code lacks were merged with the loop around them
@@ -103,6 +110,22 @@ class Listing:
             inside = [loop for loop in around if loop in products]
             turns.append(prod(known[: len(inside)]) * nest.others ** (len(around) - len(inside)))
         return turns
+
+    def _turns_of_each(self, nest: Nest, products: Sequence[tuple[int, int]]) -> list[float]:
+        """Returns how often each block runs if the innermost loops with products iterate
+        differently; if the code has another number of them, each iterates as the longest."""
+        inner = [
+            loop
+            for loop in products
+            if not any(loop in self._nested(other, products) for other in products if other != loop)
+        ]
+        each = nest.each if len(nest.each) == len(inner) else [max(nest.each)] * len(inner)
+        outer = nest.products[0] if nest.products else 1.0
+        counts = dict.fromkeys(products, outer) | dict(zip(inner, each, strict=True))
+        return [
+            prod(counts.get(loop, nest.others) for loop in self._around(i))
+            for i in range(len(self.blocks))
+        ]
 
     @staticmethod
     def _nested(loop: tuple[int, int], loops: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

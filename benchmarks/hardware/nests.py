@@ -50,6 +50,16 @@ def _window(p: Values, d: Values) -> Nest:
     return Nest([turns] if parts == 1 else [1, turns])
 
 
+def _sum(p: Values, d: Values) -> Nest:
+    # the first turn of each term stands before its loop; a wave skips the parts of others
+    turns = [
+        -(-p["turns"][n] // int(d[f"SPLIT{n}"])) - 1
+        for n in range(int(d["TERMS"]))
+        if int(d[f"LOOP{n}"])
+    ]
+    return Nest([1], each=turns)
+
+
 def _winograd(p: Values, d: Values) -> Nest:
     return Nest([_turns((p["in_blocks"] + 1) // 2, d)]) if "stage_is_product" in d else Nest()
 
@@ -84,6 +94,7 @@ _NESTS: dict[str, Callable[[Values, Values], Nest]] = {
     "conv": _conv,
     # a wave skips the rows of others
     "conv_chain": lambda p, d: Nest([1]),
+    "conv_sum": _sum,
     "conv_row_tile": _line,
     "conv_phases": _line,
     "conv_plain": _plain,

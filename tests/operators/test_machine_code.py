@@ -118,6 +118,17 @@ def test_merged_loops_keep_their_products():
     assert amd_listing(RDNA).counts(Nest([3, 5]))[FMA] == 30
 
 
+def test_loops_in_a_row_have_turns_of_their_own():
+    """One loop around two; if the code has another number of them, all count as the longest."""
+    lines = RDNA.splitlines()
+    loop = "\n".join(lines[lines.index("BB1:") : lines.index("BB3:")])
+    second = loop.replace("BB1", "BB4").replace("BB2", "BB5").replace("BB3", "BB6")
+    text = f"BB0:\n{loop}\n{second}\nBB6:\n\ts_branch BB0 ; bf82fef1\n"
+    listing = amd_listing(text.replace("BB3", "BB4"))
+    assert listing.counts(Nest([2], each=[10, 3]))[FMA] == 2 * 2 * 13
+    assert listing.counts(Nest([2], each=[10, 3, 7]))[FMA] == 2 * 2 * 20
+
+
 def test_sass_has_loops_and_wide_loads():
     listing = nvidia_listing(SASS)
     assert listing.loops == [(1, 1)]

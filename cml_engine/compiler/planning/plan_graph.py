@@ -23,6 +23,7 @@ from cml_engine.compiler.planning.operands import compute_operands
 from cml_engine.compiler.planning.pointwise import chain_pointwise
 from cml_engine.compiler.planning.shuffles import store_shuffles
 from cml_engine.compiler.planning.steps import make_steps, place_weights
+from cml_engine.compiler.planning.sums import join_sums
 from cml_engine.compiler.planning.transposes import store_transposed
 from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.ir.graph import Graph
@@ -41,6 +42,7 @@ PLAN_STAGES: tuple[tuple[str, Callable[[Draft], Draft], str], ...] = (
     ("transposes", store_transposed, "lets products store what a later one would copy transposed"),
     ("operands", compute_operands, "lets a concat of windows compute what only it reads"),
     ("pointwise", chain_pointwise, "computes small convolutions of one tap in one dispatch"),
+    ("sums", join_sums, "computes a sum of small convolutions in one dispatch"),
     ("lifetimes", find_lifetimes, "finds the dispatches between which each tensor needs memory"),
     ("views", decide_views, "lets the parts of a concat or split lie in the whole"),
     ("arena", place_arena, "gives every tensor a place, and drops the copies of views"),

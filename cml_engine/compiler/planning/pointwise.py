@@ -8,12 +8,12 @@ driver launches for less, and its kernels multiply faster.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import prod
 
 import numpy as np
 
 from cml_engine.compiler.planning.draft import Draft, Launch
+from cml_engine.compiler.planning.joins import Join, apply_joins
 from cml_engine.compiler.planning.shuffles import preserved_roots
 from cml_engine.ir.block_weights import weight_blocks
 from cml_engine.ir.graph import Graph, Node
@@ -31,7 +31,6 @@ from cml_engine.ops.conv.kernels.conv_chain import (
 from cml_engine.ops.conv.shapes import ConvShape, conv_shape
 from cml_engine.ops.declaration.registry import formula_of, is_builtin
 from cml_engine.ops.declaration.spec import Cost, Defines
-from cml_engine.ops.declaration.split_bindings import SplitBinding
 
 #: a larger map fills a card with tiles of more positions, which multiply faster
 _MOST_GROUPS = 512
@@ -40,38 +39,17 @@ _MOST_GROUPS = 512
 def chain_pointwise(draft: Draft) -> Draft:
     """Returns the draft with runs of small convolutions of one tap as one dispatch each; on
     hardware alone."""
-    graph, options, lowered = draft.graph, draft.options, draft.lowered
+    graph, options = draft.graph, draft.options
     is_left_out = draft.limits.software or options.keep or bool(graph.words)
     has_room = draft.limits.max_group_threads >= KERNEL.group_shape[0]
     if is_left_out or not has_room or not is_builtin("conv"):
         return draft
-    packed, unstored = dict(lowered.packed), set(lowered.unstored)
-    parts = dict(lowered.parts)
-    launches, joined = list(lowered.dispatches), set[str]()
+    joins = []
     for run in _runs(draft):
         layers = [_layer(graph, node) for node, *_ in run]
         name = "+".join([*(n for node, *_ in run for n in node.inputs[1:]), "chain"])
-        if name not in packed:
-            packed[name] = pack_layers(layers)
-        nbytes = packed[name].nbytes
-        parts[name] = SplitBinding(1, nbytes, nbytes, draft.limits.max_binding_bytes)
-        unstored |= {node.outputs[0] for node, *_ in run[:-1]}
-        joined |= {node.title for node, *_ in run}
-        last, dispatch = run[-1], _joined(draft, run, layers, name)
-        launches = [dispatch if launch is last else launch for launch in launches]
-        launches = [launch for launch in launches if not any(launch is x for x in run)]
-    if not joined:
-        return draft
-    choices = [choice for choice in lowered.choices if choice.node not in joined]
-    lowered = replace(
-        lowered,
-        dispatches=launches,
-        packed=packed,
-        parts=parts,
-        unstored=unstored,
-        choices=choices,
-    )
-    return replace(draft, lowered=lowered)
+        joins.append(Join(run, _joined(draft, run, layers, name), name, pack_layers(layers)))
+    return apply_joins(draft, joins)
 
 
 def _joined(draft: Draft, run: Sequence[Launch], layers: Sequence[Layer], weights: str) -> Launch:

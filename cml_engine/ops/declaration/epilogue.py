@@ -87,6 +87,14 @@ def step_formula(epilogue: Epilogue) -> Formula:
     return formula
 
 
+def is_wide(epilogue: Epilogue) -> bool:
+    """Returns True if a kernel can apply an epilogue to four channels at once."""
+    formula = formula_of(epilogue.op)
+    if formula is None or not formula.fusable or epilogue.own:
+        return False
+    return formula.wide_expression("float4", [""] * len(formula.attrs)) is not None
+
+
 def epilogue_of(
     op: Lowering,
     slot: int,

@@ -77,8 +77,15 @@ class HardwareTable:
         executed = [1.0, *accumulate(turns, mul)]
         busy: float = sum(map(mul, cycles.busy, executed))
         alone: float = sum(map(mul, cycles.alone, executed))
+        return self.seconds_of(busy, alone, cycles.waves, groups, nbytes)
+
+    def seconds_of(
+        self, busy: float, alone: float, waves: int, groups: int, nbytes: float = 0.0
+    ) -> float:
+        """Returns the time of a dispatch of ``groups`` waves that take these cycles each, of which
+        ``waves`` fit a SIMD."""
         deep = -(-groups // self.simds)
-        rounds = -(-deep // min(cycles.waves, max(deep, 1)))
+        rounds = -(-deep // min(waves, max(deep, 1)))
         bounds = deep * busy / self.clock, rounds * alone / self.clock, nbytes / self.memory
         return self.launch + max(bounds)
 

@@ -35,6 +35,7 @@ from cml_engine.compiler.planning.draft import Bands, Draft, Launch, Lowered, No
 from cml_engine.compiler.planning.operands import compute_operands
 from cml_engine.compiler.planning.pointwise import chain_pointwise
 from cml_engine.compiler.planning.shuffles import store_shuffles
+from cml_engine.compiler.planning.sums import join_sums
 from cml_engine.errors import CmlError, InputError, InternalError
 from cml_engine.ir.graph import Array, Node
 from cml_engine.ops.declaration.registry import lookup
@@ -307,7 +308,7 @@ class _BandPlanner:
         draft = self._begin(rewriter)
         try:
             draft = store_shuffles(lower_nodes(share_memory(draft)))
-            draft = find_lifetimes(chain_pointwise(compute_operands(draft)))
+            draft = find_lifetimes(join_sums(chain_pointwise(compute_operands(draft))))
         except NodesRefused as refusal:
             refused = [n for n in draft.graph.nodes if n.outputs[0] in refusal.errors]
             banded = [node for node in refused if node.title in rewriter.titles]

@@ -13,6 +13,7 @@ import numpy as np
 
 from cml_engine.ir.graph import Array, Epilogue
 from cml_engine.ir.layout import C4, VECTOR_TYPE
+from cml_engine.ops.declaration.epilogue import is_wide
 from cml_engine.ops.declaration.expression import LETTERS
 from cml_engine.ops.declaration.registry import formula_of
 from cml_engine.ops.declaration.spec import Defines, Dispatch, engine_kernel
@@ -160,9 +161,5 @@ def _epilogue(layer: Layer, first: int) -> str:
 def is_possible(epilogue: Epilogue, values: Mapping[str, Array | None]) -> bool:
     """Returns True if the kernel can apply an epilogue whose operands have these values; None
     stands for a tensor that is computed."""
-    formula = formula_of(epilogue.op)
-    if formula is None or not formula.fusable or epilogue.own:
-        return False
     numbers = [values[name] for name in epilogue.inputs]
-    are_numbers = all(value is not None and value.size == 1 for value in numbers)
-    return are_numbers and formula.wide_expression("float4", [""] * len(formula.attrs)) is not None
+    return is_wide(epilogue) and all(value is not None and value.size == 1 for value in numbers)

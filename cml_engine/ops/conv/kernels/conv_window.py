@@ -7,7 +7,7 @@ Shader: ``shaders_hlsl/conv/conv_window.hlsl``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf, prod
 from typing import Any
@@ -42,7 +42,7 @@ _TILES = ((4, 1), (8, 1), (16, 1), (4, 2), (8, 2), (16, 2), (4, 4), (8, 4))
 _BYTE_TILES = (*_TILES, (16, 4), (32, 1), (32, 2))
 #: parts of a sum for waves of their own, and the most registers of the groupshared sums of a lane:
 #: 16 KB for the 64 lanes of the other parts
-_PARTS, _MOST_SHARED = (1, 2, 4), 64
+PARTS, MOST_SHARED = (1, 2, 4), 64
 #: what the time of several parts counts for: a wave of each computes the same addresses
 _COST = 1.05
 #: the taps of the table's kernel
@@ -98,14 +98,14 @@ def _fitting_tiles(conv: Conv) -> list[ConvTile]:
         few = products <= most and _cells(conv, tile) <= cells
         is_kept = keeps_order(conv, rows) and block_format(conv, rows) is None
         if few and is_kept and rows < 2 * max(conv.shape.out_channels, 4):
-            found += [replace(tile, parts=n) for n in _PARTS if _may_divide(conv, tile, n)]
+            found += [replace(tile, parts=n) for n in PARTS if _may_divide(conv, tile, n)]
     return found
 
 
 def _may_divide(conv: Conv, tile: ConvTile, parts: int) -> bool:
     """Returns True if every part of the sums has a block, and groupshared memory room for them."""
     shared = (parts - 1) * tile.rows * tile.columns
-    return parts <= _turns(conv, tile) and shared <= _MOST_SHARED
+    return parts <= _turns(conv, tile) and shared <= MOST_SHARED
 
 
 def _turns(conv: Conv, tile: ConvTile) -> int:
@@ -114,10 +114,14 @@ def _turns(conv: Conv, tile: ConvTile) -> int:
 
 def _blocks(conv: Conv, tile: ConvTile) -> int:
     """Returns the blocks of inputs of a turn."""
-    if conv.shape.taps > 1:
-        return 1
-    blocks = _BYTE_BLOCKS if conv.dot4 else _BLOCKS
-    return next(n for n in blocks if band_of(conv, tile.rows) % n == 0)
+    sizes = _BYTE_BLOCKS if conv.dot4 else _BLOCKS
+    return blocks_of_turn(conv.shape.taps, band_of(conv, tile.rows), sizes)
+
+
+def blocks_of_turn(taps: int, band: int, sizes: Sequence[int] = _BLOCKS) -> int:
+    """Returns how many of ``band`` blocks of inputs a turn multiplies under a window of ``taps``
+    taps."""
+    return 1 if taps > 1 else next(n for n in sizes if band % n == 0)
 
 
 def _cells(conv: Conv, tile: ConvTile) -> int:
@@ -128,13 +132,18 @@ def _cells(conv: Conv, tile: ConvTile) -> int:
 def seconds(conv: Conv, tile: ConvTile) -> float:
     """Returns the modelled time of this kernel, without a copy that the others need."""
     groups, _ = _launch(conv, tile)
-    taps, blocks = conv.shape.taps, _blocks(conv, tile)
-    kind, scale = (f"1x1x{blocks}", 1.0) if taps == 1 else ("3x3", taps / _TABLE_TAPS)
+    kind, scale = row_of_table(conv.shape.taps, _blocks(conv, tile))
     # the first turn stands before the loop
     turns = max(-(-_turns(conv, tile) // tile.parts) * scale - 1, 0)
     nest = [turns] if tile.parts == 1 else [1.0, turns]
     name = f"{kind} {conv.numbers}window {tile}"
     return hardware_table().seconds(name, groups * tile.parts, nest)
+
+
+def row_of_table(taps: int, blocks: int) -> tuple[str, float]:
+    """Returns the first word of the table's kernel that stands for a window, and how much longer
+    than its turn one of ``blocks`` blocks is."""
+    return (f"1x1x{blocks}", 1.0) if taps == 1 else ("3x3", taps / _TABLE_TAPS)
 
 
 def default_tile(conv: Conv) -> ConvTile:
