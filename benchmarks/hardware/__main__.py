@@ -48,6 +48,8 @@ def compilers_of(cards: Sequence[Card], codes: Sequence[str]) -> list[tuple[Card
     for card in cards:
         if card.family.startswith("sm_"):
             family = card.family
+            for name in ("nvcc", "nvdisasm"):
+                nvidia.require(name)
             found.append((card, "cuda", lambda key, f=family: nvidia.compile_kernel(key, f)))  # type: ignore[misc]
             continue
         if "slang" in codes:
@@ -91,10 +93,11 @@ def title(network: NetworkEstimate, profile: str, code: str) -> str:
     kinds = ", ".join(
         f"{kind} {count:.2f}" for kind, count in network.per_product.items() if count >= 0.005
     )
+    left_out = f" without {len(network.refused)} kernels" if network.refused else ""
     return (
         f"{network.model} for {profile} on {network.card.name} ({network.card.family}, {code}): "
-        f"{1e3 * network.seconds:.3f} ms modelled, roofline {1e3 * network.roof:.3f} ms; products "
-        f"at {network.product_peak:.0%} of the peak, instructions per product: {kinds}"
+        f"{1e3 * network.seconds:.3f} ms modelled{left_out}, roofline {1e3 * network.roof:.3f} ms; "
+        f"products at {network.product_peak:.0%} of the peak, instructions per product: {kinds}"
     )
 
 

@@ -49,16 +49,30 @@ def tool(name: str) -> str | None:
     return next(filter(None, found), None)
 
 
+#: the tools that a kernel needs, and where each comes from
+_SOURCES = {
+    "nvcc": "the CUDA toolkit",
+    "nvdisasm": "the CUDA toolkit, or the package nvidia-cuda-nvdisasm",
+}
+
+
+def require(name: str) -> str:
+    """Returns the path of a tool of the CUDA toolkit.
+
+    Raises :class:`NvidiaError` if it is missing.
+    """
+    found = tool(name)
+    if found is None:
+        raise NvidiaError(f"{name} is needed: {_SOURCES[name]}")
+    return found
+
+
 def compile_kernel(key: ShaderKey, family: str) -> Kernel:
     """Returns the kernel as ptxas compiles it for a family such as ``sm_89``.
 
     Raises :class:`NvidiaError` if Slang has no CUDA for it, or a tool is missing.
     """
-    disassembler = tool("nvdisasm")
-    if disassembler is None:
-        raise NvidiaError(
-            "nvdisasm is needed: the CUDA toolkit, or the package nvidia-cuda-nvdisasm"
-        )
+    disassembler = require("nvdisasm")
     with tempfile.TemporaryDirectory(prefix="cml-nvidia-") as folder:
         report = assemble(key, family, Path(folder))
         code = subprocess.run(
@@ -73,9 +87,7 @@ def assemble(key: ShaderKey, family: str, folder: Path) -> str:
 
     Raises :class:`NvidiaError` if Slang has no CUDA for it, or nvcc is missing or refuses it.
     """
-    nvcc = tool("nvcc")
-    if nvcc is None:
-        raise NvidiaError("nvcc is needed: the CUDA toolkit")
+    nvcc = require("nvcc")
     try:
         source = compilers.compile(compilers.Request(resolved_source(key), key.path, "cuda"))
     except compilers.CompilerError as error:
