@@ -56,11 +56,17 @@ class Plants:
             )
 
         self.instances = allocate(slots * TILE_PLANTS_BYTES, _Buffers.VERTEX | _Buffers.STORAGE)
-        # the renderer chooses the number of vertices, so only the number of instances is copied
-        self.draws = allocate(slots * DRAW_BYTES, _Buffers.INDIRECT)
-        self.draws.write(np.array([quality.plant_vertices, 0, 0, 0] * slots, np.uint32))
+        # the renderer chooses the number of vertices, so only the number of instances is copied;
+        # the last draw is that of a hidden plant
+        self.draws = allocate((slots + 1) * DRAW_BYTES, _Buffers.INDIRECT)
+        draws = np.zeros((slots + 1, DRAW_BYTES // 4), np.uint32)
+        draws[:, 0], draws[-1, 1] = quality.plant_vertices, 1
+        self.draws.write(draws)
         self.shapes = allocate(24 * quality.plant_vertices, _Buffers.VERTEX)
         self.shapes.write(shapes(quality.plant_vertices))
+        # a plant, and its tile, whose place says that the ground has the coarser level's shape
+        self._hidden = allocate(4 * 16, _Buffers.VERTEX)
+        self._hidden.write(np.array([0, 0, 0, 1, *[0] * 12], np.float32))
         self._step = int(gpu.device.limits["min-uniform-buffer-offset-alignment"])
         self._numbers = allocate(slots * self._step, _Buffers.UNIFORM)
         numbers = np.zeros((slots, self._step // 4), np.uint32)
@@ -118,7 +124,18 @@ class Plants:
         render.set_vertex_buffer(1, self.instances.buffer, at, TILE_PLANTS_BYTES)
         render.draw_indirect(self.draws.buffer, self.draws.offset + slot * DRAW_BYTES)
 
+    def draw_hidden(self, render: wgpu.GPURenderPassEncoder) -> None:
+        """Draws a plant that covers no pixel; sets the vertex buffers 0 to 2.
+
+        llvmpipe compiles the plants' shaders at the first indirect draw, which takes 90 ms.
+        """
+        render.set_vertex_buffer(0, self.shapes.buffer, self.shapes.offset, self.shapes.nbytes)
+        for buffer in (1, 2):
+            hidden = self._hidden
+            render.set_vertex_buffer(buffer, hidden.buffer, hidden.offset, hidden.nbytes)
+        render.draw_indirect(self.draws.buffer, self.draws.offset + self.draws.nbytes - DRAW_BYTES)
+
     def close(self) -> None:
         """Frees the memory."""
-        for allocation in (self.instances, self.draws, self.shapes, self._numbers):
+        for allocation in (self.instances, self.draws, self.shapes, self._numbers, self._hidden):
             allocation.free()

@@ -126,6 +126,7 @@ class Renderer:
             Reflection(gpu, target_format, self._pipelines, self._clamped) if quality.rich else None
         )
         self._effort = EFFORTS[0]
+        self._has_drawn = self._has_drawn_plants = False
         self.resize(quality.width, quality.height)
 
     @property
@@ -252,6 +253,7 @@ class Renderer:
         render.end()
         if smaller:
             self._fill(encoder, target_view, timed())
+        self._has_drawn = True
         return DrawStats(len(nearest), planted)
 
     def _fill(
@@ -300,7 +302,11 @@ class Renderer:
     def _draw_plants(
         self, render: wgpu.GPURenderPassEncoder, nearest: list[tuple[float, VisibleTile]]
     ) -> int:
-        """Draws the plants of each tile that is near enough; returns the number of these tiles."""
+        """Draws the plants of each tile that is near enough; returns the number of these tiles.
+
+        Their pipeline is used once the first picture is drawn: its first draw takes long on a
+        software driver, and must not delay a frame of a flight.
+        """
         pool, tiles = self.tiles, self._tile_buffer
         planted, furthest = 0, self._effort.plants * self.quality.plants_m
         for i, (away, visible) in enumerate(nearest):
@@ -312,6 +318,12 @@ class Renderer:
             at = tiles.offset + i * TILE_BYTES
             render.set_vertex_buffer(2, tiles.buffer, at, TILE_BYTES)
             pool.plants.draw(render, visible.slot)
+        if self._has_drawn and not self._has_drawn_plants:
+            pipeline = self._pipelines.built("plants")
+            self._has_drawn_plants = pipeline is not None
+            if pipeline is not None:  # the tiles above may have no plant
+                render.set_pipeline(pipeline)
+                pool.plants.draw_hidden(render)
         return planted
 
     def _write_scene(self, camera: Camera, time_s: float) -> None:

@@ -252,6 +252,21 @@ def test_plants_stand_on_the_land(screen):
     assert with_plants[covered].mean() < bare[covered].mean(), "firs are darker than grass"
 
 
+def test_the_plants_pipeline_is_used_before_plants_are_seen(screen, monkeypatch):
+    tile = TileId(0, 0, 0)
+    land, plants, hidden = screen.land(red, tile), screen.renderer.tiles.plants, []
+    camera = screen.renderer.camera((100.5, 3300.0, 300.25), 0.0, -0.8)
+    screen.renderer._pipelines["plants"]  # is built
+    draw = plants.draw_hidden
+    monkeypatch.setattr(plants, "draw_hidden", lambda render: (hidden.append(1), draw(render)))
+    pictures, counts = [], []
+    for _ in range(3):
+        pictures.append(screen.picture(camera, [whole(tile, land.slots[tile])]))
+        counts.append(len(hidden))
+    assert counts == [0, 1, 1], "not in the first picture, which is awaited"
+    assert (pictures[0] == pictures[1]).all(), "it covers no pixel"
+
+
 def test_picture_is_identical_far_from_the_origin(screen):
     """The pictures of the same land at the origin and 11,000 km away are identical."""
     pictures = []
