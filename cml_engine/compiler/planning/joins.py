@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from cml_engine.compiler.planning.draft import Draft, Launch
@@ -14,13 +15,35 @@ from cml_engine.ops.declaration.split_bindings import SplitBinding
 class Join:
     """A dispatch in the place of the last of ``members``, all of which it computes.
 
-    Only the last result is stored. ``weights`` is the name of the constant ``packed``.
+    Only the last result is stored. ``weights`` is the name of the constant that ``pack`` returns.
     """
 
     members: Sequence[Launch]
     launch: Launch
     weights: str
-    packed: Array
+    pack: Callable[[], Array]
+
+
+def can_join(draft: Draft) -> bool:
+    """Returns True if dispatches of the plan may be joined: it is one of floats for hardware, and
+    no result within is to be kept."""
+    return not (draft.limits.software or draft.options.keep or draft.graph.words)
+
+
+def single_launches(draft: Draft) -> list[Launch]:
+    """Returns the dispatches of the nodes that have one each."""
+    launches = draft.lowered.dispatches
+    counts = Counter(node.title for node, *_ in launches)
+    return [launch for launch in launches if counts[launch[0].title] == 1]
+
+
+def is_internal(draft: Draft, preserved: Collection[str], name: str) -> bool:
+    """Returns True if one node alone reads a tensor, and it need not be stored for others.
+
+    ``preserved`` are those of :func:`preserved_roots`.
+    """
+    is_own = draft.root(name) == name and name not in preserved
+    return is_own and draft.graph.is_read_once(name)
 
 
 def apply_joins(draft: Draft, joins: Sequence[Join]) -> Draft:
@@ -31,8 +54,9 @@ def apply_joins(draft: Draft, joins: Sequence[Join]) -> Draft:
     packed, parts, unstored = dict(lowered.packed), dict(lowered.parts), set(lowered.unstored)
     launches, titles = list(lowered.dispatches), set[str]()
     for join in joins:
-        packed.setdefault(join.weights, join.packed)
-        nbytes = join.packed.nbytes
+        if join.weights not in packed:  # the plan without bands may have
+            packed[join.weights] = join.pack()
+        nbytes = packed[join.weights].nbytes
         parts[join.weights] = SplitBinding(1, nbytes, nbytes, draft.limits.max_binding_bytes)
         *inner, last = join.members
         unstored |= {node.outputs[0] for node, *_ in inner}

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cml_engine.compiler.planning.draft import Draft, Launch
+from cml_engine.compiler.planning.joins import can_join
 from cml_engine.compiler.planning.shuffles import preserved_roots
 from cml_engine.ir.graph import Epilogue, Graph, Node
 from cml_engine.ir.layout import PLAIN
@@ -35,9 +36,8 @@ from cml_engine.ops.movement.windows import (
 def compute_operands(draft: Draft) -> Draft:
     """Returns the draft without the dispatches of operands that a concat of windows can compute; on
     hardware alone."""
-    graph, lowered, options = draft.graph, draft.lowered, draft.options
-    is_left_out = draft.limits.software or options.keep or bool(graph.words)
-    if is_left_out or not is_builtin("concat_windows", "conv", "mul", "add"):
+    graph, lowered = draft.graph, draft.lowered
+    if not can_join(draft) or not is_builtin("concat_windows", "conv", "mul", "add"):
         return draft
     launches, unstored, computed = lowered.dispatches, set(lowered.unstored), set[str]()
     for node in graph.nodes:

@@ -8,12 +8,19 @@ driver launches for less, and its kernels multiply faster.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 
 import numpy as np
 
 from cml_engine.compiler.planning.draft import Draft, Launch
-from cml_engine.compiler.planning.joins import Join, apply_joins
+from cml_engine.compiler.planning.joins import (
+    Join,
+    apply_joins,
+    can_join,
+    is_internal,
+    single_launches,
+)
 from cml_engine.compiler.planning.shuffles import preserved_roots
 from cml_engine.ir.block_weights import weight_blocks
 from cml_engine.ir.graph import Graph, Node
@@ -39,16 +46,15 @@ _MOST_GROUPS = 512
 def chain_pointwise(draft: Draft) -> Draft:
     """Returns the draft with runs of small convolutions of one tap as one dispatch each; on
     hardware alone."""
-    graph, options = draft.graph, draft.options
-    is_left_out = draft.limits.software or options.keep or bool(graph.words)
     has_room = draft.limits.max_group_threads >= KERNEL.group_shape[0]
-    if is_left_out or not has_room or not is_builtin("conv"):
+    if not can_join(draft) or not has_room or not is_builtin("conv"):
         return draft
     joins = []
     for run in _runs(draft):
-        layers = [_layer(graph, node) for node, *_ in run]
+        layers = [_layer(draft.graph, node) for node, *_ in run]
         name = "+".join([*(n for node, *_ in run for n in node.inputs[1:]), "chain"])
-        joins.append(Join(run, _joined(draft, run, layers, name), name, pack_layers(layers)))
+        pack = partial(pack_layers, layers)
+        joins.append(Join(run, _joined(draft, run, layers, name), name, pack))
     return apply_joins(draft, joins)
 
 
@@ -74,21 +80,17 @@ def _joined(draft: Draft, run: Sequence[Launch], layers: Sequence[Layer], weight
 def _runs(draft: Draft) -> list[list[Launch]]:
     """Returns the dispatches of convolutions of one tap of which each reads the one before, and
     nothing else does."""
-    graph, fixed = draft.graph, preserved_roots(draft)
-    counts: dict[str, int] = {}
-    for node, *_ in draft.lowered.dispatches:
-        counts[node.title] = counts.get(node.title, 0) + 1
+    preserved = preserved_roots(draft)
     runs: dict[str, list[Launch]] = {}  # by the result of the last dispatch
-    for launch in draft.lowered.dispatches:
+    for launch in single_launches(draft):
         node = launch[0]
-        if counts[node.title] > 1 or not _is_pointwise(draft, launch):
+        if not _is_pointwise(draft, launch):
             continue
         source = node.inputs[0]
-        is_inner = draft.root(source) == source and source not in fixed
         run = [launch]
-        if source in runs and is_inner and graph.is_read_once(source):
+        if source in runs and is_internal(draft, preserved, source):
             run = [*runs[source], launch]
-            if fits([_layer(graph, member[0]) for member in run]):
+            if fits([_layer(draft.graph, member[0]) for member in run]):
                 del runs[source]
             else:
                 run = [launch]

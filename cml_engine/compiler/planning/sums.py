@@ -12,7 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from cml_engine.compiler.planning.draft import Draft, Launch
-from cml_engine.compiler.planning.joins import Join, apply_joins
+from cml_engine.compiler.planning.joins import (
+    Join,
+    apply_joins,
+    can_join,
+    is_internal,
+    single_launches,
+)
 from cml_engine.compiler.planning.shuffles import preserved_roots
 from cml_engine.ir.block_weights import weight_blocks
 from cml_engine.ir.graph import Array, Epilogue, Node
@@ -47,9 +53,8 @@ from cml_engine.ops.elementwise.kernels.elementwise import KERNEL_PATH, Link
 def join_sums(draft: Draft) -> Draft:
     """Returns the draft with sums of convolutions as one dispatch each, where the model of hardware
     says that it is faster; on hardware alone."""
-    is_left_out = draft.limits.software or draft.options.keep or bool(draft.graph.words)
     has_room = draft.limits.max_group_threads >= max(conv_window.PARTS) * GROUP
-    if is_left_out or not has_room or not is_builtin("conv"):
+    if not can_join(draft) or not has_room or not is_builtin("conv"):
         return draft
     joins = (_join(draft, run) for run in _runs(draft))
     return apply_joins(draft, [join for join in joins if join is not None])
@@ -70,7 +75,7 @@ def _join(draft: Draft, run: Sequence[Launch]) -> Join | None:
     names = [n for node, *_ in members for n in node.reads if n in draft.graph.constants]
     depths = "".join(str(term.depth) for term in terms)
     name = "+".join([*dict.fromkeys(names), f"sum{depths}.rows{tile.rows}"])
-    return Join(members, _joined(draft, members, found, name), name, found.weights())
+    return Join(members, _joined(draft, members, found, name), name, found.weights)
 
 
 def _is_faster(
@@ -109,29 +114,28 @@ def _joined(draft: Draft, members: Sequence[Launch], found: Sum, weights: str) -
 def _runs(draft: Draft) -> list[list[Launch]]:
     """Returns the dispatches of convolutions whose results only the epilogues of a last one read,
     in their order."""
-    counts: dict[str, int] = {}
-    for node, *_ in draft.lowered.dispatches:
-        counts[node.title] = counts.get(node.title, 0) + 1
-    own = [launch for launch in draft.lowered.dispatches if counts[launch[0].title] == 1]
-    possible = {launch[0].outputs[0]: launch for launch in own if _is_window(draft, launch)}
-    fixed, used, runs = preserved_roots(draft), set[str](), []
+    single = single_launches(draft)
+    possible = {launch[0].outputs[0]: launch for launch in single if _is_window(draft, launch)}
+    preserved, used, runs = preserved_roots(draft), set[str](), []
     for result in reversed(possible):
         if result in used:
             continue
-        names = _added(draft, possible, fixed, result)
+        names = _added(draft, possible, preserved, result)
         used |= names
         if len(names) > 1:
             runs.append([launch for name, launch in possible.items() if name in names])
     return runs
 
 
-def _added(draft: Draft, possible: Mapping[str, Launch], fixed: set[str], result: str) -> set[str]:
+def _added(
+    draft: Draft, possible: Mapping[str, Launch], preserved: set[str], result: str
+) -> set[str]:
     """Returns a result and those of the convolutions that are added to it, directly or not."""
     names, (node, *_), facts = {result}, possible[result], draft.graph.facts
     for name in [name for epilogue in node.epilogues for name in epilogue.inputs]:
-        is_inner = draft.root(name) == name and name not in fixed and facts[name] == facts[result]
-        if name in possible and is_inner and draft.graph.is_read_once(name):
-            names |= _added(draft, possible, fixed, name)
+        is_alike = facts[name] == facts[result]
+        if name in possible and is_alike and is_internal(draft, preserved, name):
+            names |= _added(draft, possible, preserved, name)
     return names
 
 
@@ -174,7 +178,7 @@ class _Builder:
     def __init__(self, draft: Draft, nodes: Sequence[Node]) -> None:
         self._draft, self._nodes = draft, nodes
         self._results = {node.outputs[0]: Result(n) for n, node in enumerate(nodes)}
-        self._fixed = preserved_roots(draft)
+        self._preserved = preserved_roots(draft)
         self.computed: list[Launch] = []
 
     def terms(self) -> list[Term] | None:
@@ -229,11 +233,9 @@ class _Builder:
     def _writer(self, name: str) -> Launch | None:
         """Returns the only dispatch that writes a tensor, if one node alone reads the tensor and it
         need not be stored."""
-        draft = self._draft
-        is_inside = draft.root(name) == name and name not in self._fixed
-        if not is_inside or not draft.graph.is_read_once(name):
+        if not is_internal(self._draft, self._preserved, name):
             return None
-        launches = [x for x in draft.lowered.dispatches if x[0].outputs[0] == name]
+        launches = [x for x in self._draft.lowered.dispatches if x[0].outputs[0] == name]
         return launches[0] if len(launches) == 1 else None
 
     def _operand(self, node: Node, name: str) -> Operand | None:
