@@ -11,8 +11,8 @@ from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.draft import PlanOptions
 from cml_engine.compiler.planning.layouts import choose_layout
 from cml_engine.compiler.planning.plan_graph import lower
-from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.limits import Limits
+from tests.fixtures.kernels import run_joined_and_apart
 from tests.fixtures.operators import check_graph
 
 HARDWARE = replace(Limits(), software=False)
@@ -112,9 +112,7 @@ def test_computed_operands_are_bit_identical_to_copied_ones(case, gpu, set_limit
     graph = joining(*case)
     inputs, layouts = inputs_of(graph, rng), choose_layout(graph)
     check_graph(graph, inputs, gpu, layouts=layouts, keep=False)
-    plans = [lower(graph, gpu.limits, layouts, PlanOptions(keep=keep)) for keep in (False, True)]
-    assert len(plans[0].steps) < len(plans[1].steps)
-    found, expected = (GpuProgram(plan, gpu).run(inputs)["y"] for plan in plans)
+    found, expected = run_joined_and_apart(graph, gpu, inputs)
     assert np.array_equal(found, expected)
 
 
@@ -124,7 +122,5 @@ def test_special_values_pass_through_formulas(gpu, set_limits, rng):
     graph = joining(*CASES[0])
     inputs = inputs_of(graph, rng)
     inputs["ground"].reshape(-1)[:90] = np.tile([np.nan, np.inf, -np.inf, 0.0, -0.0], 18)
-    layouts = choose_layout(graph)
-    plans = [lower(graph, gpu.limits, layouts, PlanOptions(keep=keep)) for keep in (False, True)]
-    found, expected = (GpuProgram(plan, gpu).run(inputs)["y"] for plan in plans)
+    found, expected = run_joined_and_apart(graph, gpu, inputs)
     assert np.array_equal(found, expected, equal_nan=True)

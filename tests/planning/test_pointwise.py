@@ -11,9 +11,9 @@ from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.draft import PlanOptions
 from cml_engine.compiler.planning.layouts import choose_layout
 from cml_engine.compiler.planning.plan_graph import lower
-from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.limits import Limits
 from tests.fixtures.graphs import Net
+from tests.fixtures.kernels import run_joined_and_apart
 from tests.fixtures.operators import check_graph, declare
 
 HARDWARE = replace(Limits(), software=False)
@@ -123,9 +123,8 @@ def test_chains_are_bit_identical_to_single_convolutions(case, gpu, set_limits, 
     inputs = {"x": rng.integers(-2, 3, case[0]).astype(np.float32)}
     check_graph(graph, inputs, gpu, layouts=choose_layout(graph), keep=False)
     graph = chain(*case)
-    inputs, layouts = {"x": rng.standard_normal(case[0]).astype(np.float32)}, choose_layout(graph)
-    plans = [lower(graph, gpu.limits, layouts, PlanOptions(keep=keep)) for keep in (False, True)]
-    found, expected = (GpuProgram(plan, gpu).run(inputs)["y"] for plan in plans)
+    inputs = {"x": rng.standard_normal(case[0]).astype(np.float32)}
+    found, expected = run_joined_and_apart(graph, gpu, inputs)
     assert np.array_equal(found, expected)
 
 

@@ -16,6 +16,7 @@ from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.conv.node import ConvTile
+from tests.fixtures.kernels import run_joined_and_apart
 from tests.fixtures.operators import check_graph
 
 HARDWARE = replace(Limits(), software=False)
@@ -187,7 +188,5 @@ def test_special_values_pass_through_a_sum(gpu, set_limits, rng):
     graph = summing(*CASES[1])
     inputs = inputs_of(graph, rng)
     inputs["near"].reshape(-1)[:90] = np.tile([np.nan, np.inf, -np.inf, 0.0, -0.0], 18)
-    layouts = choose_layout(graph)
-    plans = [lower(graph, gpu.limits, layouts, PlanOptions(keep=keep)) for keep in (False, True)]
-    found, expected = (GpuProgram(plan, gpu).run(inputs)["y"] for plan in plans)
+    found, expected = run_joined_and_apart(graph, gpu, inputs)
     assert np.array_equal(np.isfinite(found), np.isfinite(expected))
