@@ -10,7 +10,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine import ops
-from cml_engine.errors import CmlError, InputError, ModelError
+from cml_engine.errors import CmlError, InputError, ModelError, UnsupportedOp
 from cml_engine.formats.ncnn.ncnn_model import REFUSED
 from cml_engine.ir.graph import Fact
 from tests.fixtures.messages import raises
@@ -68,6 +68,28 @@ def test_rounding_is_exact_at_halves_and_their_neighbours(tmp_path, line, refere
     graph = cml.load(write(tmp_path, [f"Input i 0 1 in 0={x.size}", line]))
     result = cml.Session(graph, "cpu").run({"in": x})["out"]
     np.testing.assert_array_equal(result, reference(x))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: text.replace("\n", " \n\n").replace(" ", "\t"),
+        lambda text: text.replace("7767517\n", "7767517 "),
+        lambda text: "\ufeff" + text.strip(),
+    ],
+)
+def test_white_space_of_a_file_does_not_matter(tmp_path, change):
+    path = write(tmp_path, ["Input i 0 1 x 0=4", "ReLU r 1 1 x y 0=0.5"])
+    path.write_bytes(change(path.read_text()).encode())
+    (node,) = cml.load(path).nodes
+    assert node.op == "leaky_relu" and node.attrs["alpha"] == 0.5
+
+
+def test_padding_that_ncnn_computes_otherwise_is_refused(tmp_path):
+    lines = ["Input i 0 1 x 0=4 1=4 11=4 2=1", "Convolution3D c 1 1 x y 0=1 1=2 6=8 4=-234"]
+    with raises(UnsupportedOp, "odd padding at the start in three dimensions"):
+        cml.load(write(tmp_path, lines, FLOAT32 + counted(8)))
 
 
 def test_the_shape_of_the_input(tmp_path):
@@ -233,6 +255,9 @@ def test_ncnn_page_is_generated():
         ("ReLU r 1 1 in out 5=1", b"", "m.param:4: ncnn ReLU 'r': the parameter 5 is unknown"),
         ("ReLU r 1 1 in out 0=0.1 0=0.2", b"", "parameter 0 stands twice"),
         ("ReLU r 1 1 in out 0=1e39", b"", "'0=1e39' is no parameter"),
+        ("ReLU r 1 1 in out 0=0_1", b"", "'0=0_1' is no parameter"),
+        ("ReLU r 1 1 in out 0=１", b"", "'0=１' is no parameter"),
+        ("ReLU r １ 1 in out", b"", "wanted: type, name, number of inputs"),
         ("ReLU r ² 1 in out", b"", "wanted: type, name, number of inputs"),
         ('Reshape r 1 1 in out 6="0w,"', b"", "the formula '0w,' lacks a term"),
         ('Reshape r 1 1 in out 6="1w,-1"', b"", "'1w' of 1 inputs"),
@@ -275,6 +300,16 @@ def test_ncnn_page_is_generated():
             FLOAT32 + counted(4),
             "the activation 6 with 0",
         ),
+        ("Softmax s 1 1 in out 0=1", b"", "the old format (parameter 1 is not 1)"),
+        ("Reduction r 1 1 in out 1=0 -23303=1,0", b"", "the old format (parameter 5 is not 1)"),
+        ("CELU c 1 1 in out 0=0.0", b"", "alpha 0: wanted more than 0"),
+        ('Interp i 1 1 in out 0=1 9="0"', b"", "a size of [8, 0]: export it again"),
+        ("CopyTo c 2 1 in in out 0=5", b"", "from [0, 0, 5] to [4, 8, 13] of [4, 8, 8]"),
+        (
+            "Deconvolution d 1 1 in out 0=1 1=1 6=4 20=5",
+            FLOAT32 + counted(4),
+            "an output of [5, 5] without 'same' padding: export it again",
+        ),
         ("Interp i 1 1 in out 0=4 1=2.0 2=2.0", b"", "resize type 4 cannot be converted"),
         ("Convolution c 2 1 in in out 19=1", b"", "weights of [4, 8, 8]: export it again"),
         ("Convolution c 1 1 in out 0=1 1=1 6=4 19=1", b"", "1 inputs: export it again"),
@@ -292,7 +327,11 @@ def test_non_ncnn_files_are_refused(tmp_path):
     for data, message in [
         (b"\n", "no ncnn .param: wanted 7767517 first, got nothing"),
         (b"hello", "wanted 7767517 first, got hello"),
-        (b"7767517\n", "wanted the numbers of layers and blobs in line 2"),
+        (b"7767517\n", "wanted the numbers of layers and blobs after 7767517, got nothing"),
+        (
+            b"7767517\n\n2\n",
+            "m.param:3: wanted the numbers of layers and blobs after 7767517, got 2",
+        ),
         (b"7767517\n3 3\nInput i 0 1 in\n", "line 2 says 3 layers, got 1"),
         (b"\xff\xfe", "is not text"),
         (

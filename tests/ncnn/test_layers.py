@@ -111,7 +111,7 @@ def _with_computed_weights():
         yield case(f"{line} 5=1 9=2 -23310=1,0.1 | 4,9,11 | 8,4,3,2 | 8")
         yield case(f"ConvolutionDepthWise 7=4 19=1 {sides} | 4,9,11 | 4,1,3,3")
         yield case(f"Convolution1D 19=1 3=2 {sides.split(' 14')[0]} | 4,11 | 6,4,3")
-    for sides in ("4=0", "4=1", "4=1 15=0 14=2"):
+    for sides in ("4=0", "4=1", "4=1 15=0 14=2", "4=-234 18=1"):  # the last crops nothing
         line = f"3=2 13=1 {sides}"
         yield case(f"Deconvolution 28=1 {line} | 4,5,6 | 4,3,3,2")
         yield case(f"Deconvolution 28=1 5=1 9=1 {line} | 4,5,6 | 4,3,3,2 | 3")
@@ -243,7 +243,9 @@ def resizings():
             if kind > 1:
                 yield case(f"Interp 0={kind} {size} 6=1 | {shape}")
         yield case(f"Interp 0={kind} 3=4 4=5 | 3")
-        yield case(f"Interp 0={kind} 5=1 | 3,4,5 | 1,9,7")
+        for reference in ("1,9,7", "9,7", "7"):
+            yield case(f"Interp 0={kind} 5=1 | 3,4,5 | {reference}")
+        yield case(f"Interp 0={kind} 5=1 | 4 | 6")
 
 
 def samplings():
@@ -340,6 +342,7 @@ def products():
     for weights in ("-1 1=0.7", "0 1=0.7 | f1", "1 1=0.7 | f3", "2 1=0.7 | f3", "3 1=0.7 | f15",
                     "4 1=0.7 | f5"):  # fmt: skip
         yield case(f"Gemm 6=1 7=3 8=5 9=4 10={weights}", (3, 4), (4, 5))
+    yield case("Gemm | 4,5 | 5,4 | 4")  # a row, not a column
     yield case("Gemm 5=1 7=3 8=5 9=4 | 3,4 | f20")
     yield case("Gemm 4=1 2=1 7=3 8=5 9=4 | 4,5 | h12")
     yield case("Gemm 3=1 5=1 6=1 8=5 9=4 10=4 | 3,4 | f20 f5")
@@ -433,6 +436,7 @@ def spectra():
         yield case(f"InverseSpectrogram 0=12 {parts} | 7,6,2")
         yield case(f"InverseSpectrogram 0=12 2=5 5=0 {parts} | 12,6,2")
         yield case(f"InverseSpectrogram 0=9 2=2 {parts} | 5,6,2")
+        yield case(f"InverseSpectrogram 0=9 3=7 5=0 {parts} | 5,6,2")
 
 
 def statistics():

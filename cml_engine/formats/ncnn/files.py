@@ -132,23 +132,36 @@ def read_param(source: ModelSource) -> list[LayerLine]:
     """
     path = shown(source, source.graph)
     lines = _lines(source, path)
-    if not lines or lines[0][1].strip() != MAGIC:
-        got = lines[0][1].strip()[:20] if lines else "nothing"
+    first, *rest = lines or [(1, "nothing")]
+    magic, *counts = first[1].split()
+    if magic != MAGIC:
         raise ModelError(
-            f"no ncnn .param: wanted {MAGIC} first, got {got}: export or download it again",
-            Source(path, 1),
+            f"no ncnn .param: wanted {MAGIC} first, got {first[1].strip()[:20]}: "
+            "export or download it again",
+            Source(path, first[0]),
         )
-    counts = lines[1][1].split() if len(lines) > 1 else []
-    if len(counts) != 2 or not all(count.isdecimal() for count in counts):
-        raise ModelError("wanted the numbers of layers and blobs in line 2", Source(path, 2))
-    layers = [_layer(text, Source(path, number, 0, text)) for number, text in lines[2:]]
+    number = first[0]
+    if not counts and rest:
+        (number, text), *rest = rest
+        counts = text.split()
+    if len(counts) != 2 or not all(_is_count(count) for count in counts):
+        raise ModelError(
+            f"wanted the numbers of layers and blobs after {MAGIC}, "
+            f"got {' '.join(counts)[:40] or 'nothing'}",
+            Source(path, number),
+        )
+    layers = [_layer(text, Source(path, number, 0, text)) for number, text in rest]
     if len(layers) != int(counts[0][:9]):
         fault = "is truncated" if len(layers) < int(counts[0][:9]) else "has lines more"
         raise ModelError(
-            f"line 2 says {counts[0][:9]} layers, got {len(layers)}: the file {fault}",
-            Source(path, 2),
+            f"line {number} says {counts[0][:9]} layers, got {len(layers)}: the file {fault}",
+            Source(path, number),
         )
     return layers
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
 
 
 def _lines(source: ModelSource, path: str) -> list[tuple[int, str]]:
@@ -161,7 +174,7 @@ def _lines(source: ModelSource, path: str) -> list[tuple[int, str]]:
     if kind := foreign_file(data[:HEAD_BYTES]):
         raise ModelError(f"'{path}' is {kind}")
     try:
-        text = data.decode()
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ModelError(f"'{path}' is not text: wanted a .param of text") from None
     return [(i + 1, line) for i, line in enumerate(text.splitlines()) if line.strip()]
@@ -169,7 +182,7 @@ def _lines(source: ModelSource, path: str) -> list[tuple[int, str]]:
 
 def _layer(line: str, source: Source) -> LayerLine:
     fields = line.split()
-    if len(fields) < 4 or not (fields[2].isdecimal() and fields[3].isdecimal()):
+    if len(fields) < 4 or not (_is_count(fields[2]) and _is_count(fields[3])):
         raise ModelError("wanted: type, name, number of inputs, number of outputs, ...", source)
     if fields[0] == "pnnx.Input":
         raise ModelError(
@@ -227,6 +240,8 @@ def _value(text: str) -> int | float | str:
 
 
 def _number(text: str) -> int | float:
+    if not text.isascii() or "_" in text:  # Python's numbers, but not C's
+        raise ValueError
     if not any(c in text for c in ".eE"):
         return int(text)
     value = float(text)

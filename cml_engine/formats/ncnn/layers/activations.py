@@ -75,6 +75,8 @@ def _with_params(function: Callable[..., NcnnTensor], defaults: tuple[float, ...
 
 
 def _celu(x: NcnnTensor, alpha: float) -> NcnnTensor:
+    if alpha <= 0:
+        raise x.layer.damaged_error(f"alpha {alpha:g}: wanted more than 0")
     return x.div(alpha).elu(alpha=1.0) * alpha
 
 
@@ -133,6 +135,8 @@ def _glu(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     return value * gate.sigmoid()
 
 
-@converts("Softmax", params="0-1")
+@converts("Softmax", params="0-1", limits="an axis of the old format")
 def _softmax(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
+    if layer.integer(0) and not layer.integer(1):
+        raise layer.unsupported_error("an axis of the old format (parameter 1 is not 1)")
     return x.softmax(axes=[x.axis(layer.integer(0))])

@@ -278,11 +278,13 @@ _REDUCTIONS = (
 )  # fmt: skip
 
 
-@converts("Reduction", params="0-5")
+@converts("Reduction", params="0-5", limits="axes of the old format")
 def _reduction(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     number, extents = layer.integer(0), x.extents
     if not 0 <= number < len(_REDUCTIONS):
         raise layer.unsupported_error(f"operation {number}")
+    if layer.integers(3) and not layer.integer(5):
+        raise layer.unsupported_error("axes of the old format (parameter 5 is not 1)")
     all_axes = list(range(1, 1 + len(extents)))
     axes = all_axes if layer.integer(1, 1) else sorted({x.axis(a) for a in layer.integers(3)})
     if not axes:

@@ -190,8 +190,6 @@ def _copy_to(layer: NcnnLayer, x: NcnnTensor, part: NcnnTensor) -> NcnnTensor:
     # missing axes are the outermost; in a volume of four axes depth comes after the channels
     inner = [*inner[: len(inner) == 3 and rank == 4], *[1] * (rank - len(inner)),
              *inner[len(inner) == 3 and rank == 4 :]]  # fmt: skip
-    if tuple(inner) == extents:
-        return part.reshape(inner)
     ends = [first + n for first, n in zip(begin, inner, strict=True)]
     if any(not 0 <= a < b <= n for a, b, n in zip(begin, ends, extents, strict=True)):
         raise layer.damaged_error(f"from {begin} to {ends} of {list(extents)}")

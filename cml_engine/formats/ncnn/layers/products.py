@@ -110,7 +110,7 @@ def _addend(
         return None
     extents = list(operands[0].extents)
     if len(extents) == 1:
-        extents = [1, *extents] if extents[0] not in (1, rows) else [*extents, 1]
+        extents = [1, *extents] if extents[0] in (1, columns) else [*extents, 1]
     if len(extents) != 2 or extents[0] not in (1, rows) or extents[1] not in (1, columns):
         raise layer.damaged_error(f"a sum of {list(operands[0].extents)} to {rows} x {columns}")
     return operands[0].reshape(extents)

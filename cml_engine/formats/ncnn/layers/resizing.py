@@ -76,9 +76,11 @@ def _sizes(
             raise layer.damaged_error(f"a size of {computed} for {len(spatial)} axes")
         sizes_stated = [*spatial[: len(spatial) - len(computed)], *computed]
     elif reference:
-        sizes_stated = list(reference[0].extents[-len(spatial) :])
+        sizes_stated = [1, 1, *reference[0].extents][-len(spatial) :]
     if computed or reference or all(layer.integer(key) for key in (3, 4)):
-        return sizes_stated, [n / size for n, size in zip(spatial, sizes_stated, strict=True)]
+        # sizes below 1 are refused afterwards
+        steps = [n / max(size, 1) for n, size in zip(spatial, sizes_stated, strict=True)]
+        return sizes_stated, steps
     sizes = [int(np.float32(n) * np.float32(f)) for n, f in zip(spatial, factors, strict=True)]
     return sizes, [1 / factor for factor in factors]
 

@@ -119,6 +119,7 @@ def _inverse_spectrogram(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     norm = np.zeros(total)
     for start in range(0, total - size + 1, hop):
         norm[start : start + size] += window * window
+    norm[norm == 0] = 1  # samples that no window covers are 0
     weights = norm[before : before + length].reshape(1, 1, length)
     samples = samples.div(layer.constant(weights, "norm"))
     return samples.reshape([length]) if part else samples.permute([1, 0])

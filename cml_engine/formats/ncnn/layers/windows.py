@@ -16,6 +16,9 @@ from cml_engine.formats.ncnn.layers.activations import apply_activation
 #: "Same" padding with the odd pixel at the end or at the start.
 _SAME_UPPER, _SAME_LOWER = -233, -234
 
+#: ncnn itself pads the depth as if the odd pixel were at the end.
+_ODD_3D = "odd padding at the start in three dimensions"
+
 
 def _halves(total: int, mode: int) -> tuple[int, int]:
     """Splits padding into two halves; the larger one is the last if ``mode`` is ``_SAME_UPPER``."""
@@ -63,10 +66,10 @@ class _Axis:
 
 @converts("Convolution1D", params="0-6 9 10 15 18 19", inputs=(1, 3))
 @converts("Convolution", params="0-6 8-16 18 19", inputs=(1, 3), limits=_INT8)
-@converts("Convolution3D", params="0-6 9-18 21-24")
+@converts("Convolution3D", params="0-6 9-18 21-24", limits=_ODD_3D)
 @converts("ConvolutionDepthWise1D", params="0-7 9 10 15 18 19", inputs=(1, 3))
 @converts("ConvolutionDepthWise", params="0-16 18 19", inputs=(1, 3), limits=_INT8)
-@converts("ConvolutionDepthWise3D", params="0-7 9-18 21-24")
+@converts("ConvolutionDepthWise3D", params="0-7 9-18 21-24", limits=_ODD_3D)
 def _convolution(layer: NcnnLayer, x: NcnnTensor, *computed: NcnnTensor) -> NcnnTensor:
     axes = _axes_of(layer, computed, is_computed=layer.integer(19))
     if not computed and len(axes) == 2 and len(x.extents) == 1 and all(a.kernel == 1 for a in axes):
@@ -83,6 +86,8 @@ def _convolution(layer: NcnnLayer, x: NcnnTensor, *computed: NcnnTensor) -> Ncnn
         weights = layer.array(count, channels // groups, *kernel)
         inputs = [layer.constant(weights, "filter"), stored_bias(layer, count)]
     padding = [axis.padding(size) for axis, size in zip(axes, sizes, strict=True)]
+    if len(axes) == 3 and axes[0].before == _SAME_LOWER and len(set(padding[0])) > 1:
+        raise layer.unsupported_error(_ODD_3D)
     value = layer.number(18)
     if value and any(map(any, padding)):
         x = x.pad(padding=[(0, 0), (0, 0), *padding], value=value)
@@ -136,22 +141,26 @@ def _windowed(
 def _crops(layer: NcnnLayer, axes: Sequence[_Axis], sizes: Sequence[int]) -> list[tuple[int, int]]:
     """Returns the numbers of elements that a deconvolution crops before and after each axis.
 
-    Output padding is a negative crop. A fixed output size is used only with "same" padding.
+    Output padding is a negative crop. "Same" padding crops to the stated output size, or not at
+    all without one.
     """
     output_paddings, output_sizes = (
         [layer.integer(key, layer.integer(ids[0])) for key in ids][::-1]
         for ids in _OUTPUT_IDS[len(axes)]
     )
+    has_size = min(output_sizes) > 0
+    if has_size and not any(axis.is_same or axis.before or axis.after for axis in axes):
+        raise layer.damaged_error(f"an output of {output_sizes} without 'same' padding")
     crops = []
     for axis, size, output_padding, output_size in zip(
         axes, sizes, output_paddings, output_sizes, strict=True
     ):
-        before, after = axis.before, axis.after
-        if axis.is_same:
+        before, after = (0, 0) if axis.is_same else (axis.before, axis.after)
+        if axis.is_same and has_size:
             total = (size - 1) * axis.stride + axis.window + output_padding - output_size
-            if output_size <= 0 or total < 0:
+            if total < 0:
                 raise layer.unsupported_error(f"'same' padding to an output of {output_size}")
-            before, after = _halves(total, before)
+            before, after = _halves(total, axis.before)
         crops.append((before, after - output_padding))
     return crops
 
@@ -266,7 +275,7 @@ _LEAST = -float(np.finfo(np.float32).max)
 
 @converts("Pooling1D", params="0-8 14")
 @converts("Pooling", params="0-8 11-15 18")
-@converts("Pooling3D", params="0-8 11-16 18 21-23 28")
+@converts("Pooling3D", params="0-8 11-16 18 21-23 28", limits=_ODD_3D)
 def _pooling(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     count = {"Pooling1D": 1, "Pooling": 2}.get(layer.type, 3)
     if layer.integer(0) not in (0, 1):
@@ -274,7 +283,7 @@ def _pooling(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     if len(x.extents) != 1 + count:
         raise layer.damaged_error(f"an input of {len(x.extents)} axes: wanted {1 + count}")
     if count == 3 and layer.integer(5) == 3:
-        raise layer.unsupported_error("the odd padding at the start, in three dimensions,")
+        raise layer.unsupported_error(_ODD_3D)
     is_average = layer.integer(0) == 1
     reduction = "mean_reduce" if is_average else "max_reduce"
     if layer.integer(4):
