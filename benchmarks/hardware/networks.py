@@ -91,7 +91,7 @@ class NetworkEstimate:
 
     @property
     def per_product(self) -> dict[str, float]:
-        """Executed instructions per multiply-add by class, of the steps with products."""
+        """Executed instructions per multiply-add, by class; steps without products do not count."""
         total = sum((s.estimate.executed for s in self.with_products), Counter[str]())
         products = sum(s.work.products for s in self.with_products)
         return {kind: total[kind] / max(products, 1) for kind in CLASSES}

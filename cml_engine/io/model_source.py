@@ -143,7 +143,7 @@ def check_link(path: Path) -> None:
 
 
 def file_source(path: Path) -> FolderSource:
-    """Returns a source for the folder of a model file, whose graph is that file.
+    """Returns a source for the folder of a model file; the file is the source's graph.
 
     Raises :class:`ModelError` if there is no such file.
     """

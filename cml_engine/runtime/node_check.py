@@ -242,9 +242,10 @@ class MeasuredErrors:
 
 
 def measure_errors(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> MeasuredErrors:
-    """Runs the network on the GPU in 32 bits, stored in 16 bits, and multiplied in 16 bits.
+    """Measures the output errors that 16-bit storage and 16-bit products cause on the GPU.
 
-    The products in 16 bits are those that the rules choose for hardware, on a software driver too.
+    The reference is the same network in 32 bits. On a software driver too, the convolutions that
+    multiply in 16 bits are those that the rules choose for hardware.
     """
     full = _outputs(graph, gpu, inputs, "float")
     stored = _output_errors(graph, full, _outputs(graph, gpu, inputs, "half"))

@@ -57,7 +57,7 @@ class DrawnTiles:
         return visible
 
     def _edges(self, tile: TileId, now_s: float) -> tuple[int, bool]:
-        """Returns four-bit weights of the edges and corners, and True if a neighbour fades in.
+        """Returns four-bit weights of the edges and corners, and True while a neighbour fades in.
 
         A weight says how far the edge or corner takes the parent's shape, so that it meets a
         neighbour that is coarser or fading in.

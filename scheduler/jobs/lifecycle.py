@@ -418,7 +418,7 @@ class Lifecycle:
                 settled.wait(_LOOK_S)
 
     def _find_paused(self, job: Job) -> Job | None:
-        """Returns the paused job without which a job does not end: itself, or one before it."""
+        """Returns the paused job that keeps ``job`` from ending: itself or its predecessor."""
         with self.lock:
             if job.ended or job.paused:
                 return None if job.ended else job

@@ -123,9 +123,9 @@ class TailMargin:
 
     @property
     def frames(self) -> list[tuple[float, float, bool]]:
-        """The recent frames, oldest first: predicted and measured milliseconds, and a flag.
+        """The recent frames, oldest first: (predicted ms, measured ms, hopeless).
 
-        The flag is True if the frame would have been over its budget with any plan.
+        ``hopeless`` is True if the frame would have been over its budget with every plan.
         """
         return list(self._recent)
 

@@ -39,7 +39,7 @@ STATEMENTS = {
 
 @pytest.fixture
 def run_selftest(run_cml, tmp_path, own_operators):
-    """Runs ``cml selftest --quick`` with the words; returns what it printed and its report."""
+    """Runs ``cml selftest --quick`` with more arguments; returns its output and its report."""
 
     def run(words, ends=0):
         file = tmp_path / "selftest.json"

@@ -85,7 +85,7 @@ def test_the_result_of_the_convolution_takes_no_memory():
 @pytest.mark.gpu
 @pytest.mark.parametrize(("op", "case"), [*(("conv", c) for c in CASES), ("deconv", CASES[0])])
 def test_every_kernel_stores_the_same_bits_as_the_copy(op, case, gpu, set_limits, rng):
-    """Kernels of convolutions store what the copy of their results has, in any slices."""
+    """A convolution that stores its result shuffled has the bits of one with a separate copy."""
     set_limits(software=False)
     graph = shuffling(*case, op=op)
     inputs = {"x": weights(rng, *case[0])}

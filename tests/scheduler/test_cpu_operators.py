@@ -1,4 +1,4 @@
-"""Tests of networks with operators without a kernel: in whole runs and in frames, the same bits.
+"""Tests that operators without a kernel run on the CPU, bit-identical in runs and in frames.
 
 The GPU part runs in slices. The operands of the others are read back, a worker computes them, and
 their results are uploaded; nothing of it holds a frame.

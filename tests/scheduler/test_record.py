@@ -21,7 +21,7 @@ def network(name, groups=50, ms=0.05, steps=5):
 
 
 def recorded_run(frames=220):
-    """Returns the recording of a random host."""
+    """Records a host with random jobs and frame times and returns the recording."""
     nets = networks()
     scheduler = scheduler_for(nets, least_laxity)
     recording = scheduler.record()

@@ -207,7 +207,7 @@ def test_freeing_memory_waits_for_others_of_the_arena(net, gpu, action):
 
 
 def test_sessions_close_while_replacements_are_prepared(net, gpu):
-    """Whenever a session of an arena is closed, the replacements of the others go on."""
+    """Closing one session of a shared arena does not stop another session's replacement."""
     expected = run_net(cml.Session(net, gpu), IMAGES[1])
     for pause_ms in range(0, 20, 2):
         closing, stays = (cml.Session(net, gpu, arena="shared:replaced") for _ in range(2))

@@ -54,8 +54,11 @@ class _Raiser(GraphRewriter):
         return range(min(2 if formula.commutative else 1, len(node.inputs)))
 
     def _moves_before(self, name: str) -> list[Node]:
-        """Returns the reshapes and transposes that lead to a tensor, the first one first, if a
-        kernel that takes epilogues computes what they read and nothing else reads it."""
+        """Returns the reshapes and transposes between a kernel with epilogues and the tensor.
+
+        They are in running order. The list is empty if no kernel that takes epilogues computes
+        the first one's operand, or if another node reads a tensor in between.
+        """
         moves: list[Node] = []
         while self._is_read_once(name) and (node := self.producers.get(name)) is not None:
             if node.op not in _MOVES or node.epilogues:

@@ -16,8 +16,9 @@ from cml_engine.ops.declaration.registry import is_builtin
 
 
 def read_transposed(graph: Graph) -> Graph:
-    """Returns the graph with products that read a matrix transposed, where a transpose of its last
-    two axes precedes them. What else that transpose does, of rows and heads, one of its own does.
+    """Removes transposes of the last two axes before products, which read the matrix transposed.
+
+    A transpose that also swaps rows and heads is replaced by one that does only that.
     """
     if not is_builtin("matmul", "transpose"):
         return graph
@@ -26,7 +27,10 @@ def read_transposed(graph: Graph) -> Graph:
 
 
 def _transpose_before(graph: Graph, node: Node) -> Node | None:
-    """Returns the transpose that the product can make unnecessary, or one of rows and heads."""
+    """Returns the transpose before a product's right operand that the product can take over.
+
+    It may also swap rows and heads: then a transpose of these two remains.
+    """
     if node.op != "matmul" or not graph.is_read_once(node.inputs[1]):
         return None
     transpose = graph.producers.get(node.inputs[1])

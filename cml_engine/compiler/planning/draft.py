@@ -115,10 +115,10 @@ class Sibling:
         return list(self._chosen.get(node.title, ()))
 
     def packed(self, node: Node, graph: Graph) -> Mapping[str, Array]:
-        """Returns the first plan's packed weights by name.
+        """Returns the packed weights of the first plan by name, if the node can use them.
 
-        The mapping is empty if a constant that the node reads in ``graph`` is not the same array
-        in the first graph.
+        Otherwise the mapping is empty: a constant that the node reads in ``graph`` is not the same
+        array in the first graph.
         """
         read = [name for name in node.reads if name in graph.constants]
         are_shared = all(graph.constants[n] is self.graph.constants.get(n) for n in read)

@@ -78,7 +78,7 @@ def room(n: Extent, most: int) -> int:
 
 
 def scalar(n: Extent) -> Extent:
-    """Returns a number of elements with a computed one as an integer [1]."""
+    """Returns the number itself if it is known, otherwise the computed one as an integer [1]."""
     return n if isinstance(n, int) else n.reshape([1]).cast("integer").typed(np.int64)
 
 

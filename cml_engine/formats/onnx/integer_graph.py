@@ -286,7 +286,7 @@ class _IntegerGraphImport(GraphRewriter):
         return replace(node, inputs=(*node.inputs[:2], bias))
 
     def _join(self, node: Node) -> Node:
-        """Returns the node with operands of the scale to which its result is rounded next.
+        """Returns the node with all operands at one scale, that of the rounding of its result.
 
         Operands of other scales are requantized first. Raises :class:`NotIntegerError` if the
         scale of the result is not known.

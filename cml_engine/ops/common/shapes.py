@@ -104,7 +104,7 @@ def check_same(facts: Sequence[Fact], free_axis: int | None = None) -> None:
 
 
 def common_batch(operator: str, a: Fact, b: Fact) -> Shape:
-    """Returns the extents before the last two of a product of stacked matrices of equal rank.
+    """Returns the batch extents (all but the last two) of a product of stacks of matrices.
 
     ``operator`` is its name. Raises :class:`ShapeError` if two numbers of matrices do not fit.
     """

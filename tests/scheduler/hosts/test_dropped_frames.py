@@ -209,7 +209,7 @@ def in_order(trial, network):
 
 
 def one_by_one(trial, network):
-    """Submits four jobs, each as soon as the previous one has ended, before a loss is noticed."""
+    """Submits four jobs, each when the previous one has ended; no lost frame is noticed yet."""
     for turn in range(4):
         trial.until(trial.submit(network, x=turn, z=2 * turn))
 

@@ -59,7 +59,7 @@ def export_rule(op: str, declarations: Mapping[str, str]) -> ExportRule:
 
 
 def is_compound(op: str) -> bool:
-    """Returns True if an operator is NNEF's own and has a body, by which it can be written."""
+    """Returns True if NNEF's standard library defines the operator by a body of other operators."""
     return op in STDLIB.fragments and STDLIB.fragments[op].body is not None
 
 

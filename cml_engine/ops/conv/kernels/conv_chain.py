@@ -44,7 +44,7 @@ class Layer:
 
     @property
     def vectors(self) -> int:
-        """The blocks of four rows that a wave has."""
+        """The number of blocks of four output channels that each wave computes."""
         return -(-len(self.filter) // (4 * _WAVES))
 
     def packed(self) -> tuple[Array, Array]:

@@ -47,7 +47,7 @@ KERNEL = engine_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """An operand of an epilogue that is the result of an earlier term."""
+    """An operand of an epilogue: the result of an earlier term of the sum, by the term's number."""
 
     term: int
 
@@ -174,8 +174,10 @@ def is_possible(shape: ConvShape, is_plain: bool) -> bool:
 
 
 def is_inner(shape: ConvShape, outer: ConvShape) -> bool:
-    """Returns True if a term of shape ``outer`` can compute its input by a convolution of a plain
-    map."""
+    """Returns True if a term of shape ``outer`` can compute its own input.
+
+    That input is the result of a convolution ``shape`` of one channel.
+    """
     blocks = -(-outer.in_channels // 4)
     is_one_turn = outer.taps == 1 and blocks_of_turn(1, blocks) == blocks
     is_whole = shape.in_channels == 1 and shape.out_channels % 4 == 0
