@@ -1,1 +1,1 @@
-"""Judges the kernels of hardware by the vendors' compilers, without a card."""
+"""Compiles kernels with the vendors' compilers and models their time; no card is needed."""

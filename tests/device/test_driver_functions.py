@@ -25,7 +25,7 @@ def net_of(expression):
 
 
 def on_driver(gpu, are_right):
-    """A new :class:`Gpu` on the suite's device that believes its functions right or wrong."""
+    """Returns a new :class:`Gpu` on the suite's device with a preset answer of the driver probe."""
     other = cml.Gpu(device=gpu.device)
     other.has_ieee_functions = are_right
     return other

@@ -209,7 +209,7 @@ def decide_layouts(draft: Draft) -> Draft:
 
 
 def without_taps(graph: Graph) -> Graph:
-    """Returns the graph without the tensors to be kept, and the nodes that only they need."""
+    """Returns the graph without its kept tensors and without the nodes that only these need."""
     return eliminate_dead_code(graph.with_(taps={})) if graph.taps else graph
 
 
