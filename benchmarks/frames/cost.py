@@ -116,7 +116,7 @@ class Host:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Returns the mean of the smaller four fifths; the largest values are hitches of the machine."""
+    """Returns the mean of the smaller four fifths; the others are hitches of the machine."""
     return mean(sorted(values)[: max(1, len(values) * 4 // 5)])
 
 
