@@ -76,6 +76,23 @@ def test_a_mean_of_windows_of_several_sizes_is_in_the_float_tail(op, more):
     np.testing.assert_allclose(cml.Session(made, "cpu").run(sample)[y], expected, atol=0.05)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "div(x, exp(neg(x)))",
+        "resize(x, output_size=[9, 9], method='linear', coordinates='symmetric')",
+        "multilinear_upsample(x, factor=[3, 3])",
+        "batch_norm(max(x, random(1, 4, 1, 1)))",
+    ],
+)
+def test_operators_without_an_integer_form_are_in_the_float_tail(text):
+    net = Net(1, 4, 5, 5)
+    graph = net.graph(text)
+    made, report = cml.quantize(graph, samples_of(graph), float_tail=True)
+    assert report.ok and report.not_identical == graph.outputs
+    cml.Session(made, "cpu").run(samples_of(graph)[0])
+
+
 def tail(**more):
     net = IntegerNet()
     y = net.op("softmax", net.input("x", (1, 4), 0.5), axes=[1], **more)

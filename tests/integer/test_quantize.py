@@ -94,6 +94,56 @@ def test_data_movement_has_no_rounding_point():
     assert layouts_for(optimized)[optimized.nodes[1].outputs[0]] == C4U8  # after relu
 
 
+SMALL_NETWORKS = (
+    "max(x, constant(0.25))",
+    "min(relu(x), constant(-1.0))",
+    "sigmoid(max(relu(x), constant(0.5)))",
+    "max(conv(x, 4, 1), random(1, 4, 1, 1))",
+    "concat(x, random(1, 3, 8, 8, low=-5, high=5), axis=1)",
+    "exp(sub(x, x))",
+    "tanh(add(x, x))",
+    "sigmoid(leaky_relu(leaky_relu(x, alpha=0.1), alpha=0.5))",
+    "leaky_relu(add(x, x), alpha=0.5)",
+    "div(constant(1.0), exp(x))",
+    "tanh(div(constant(1.0), add(abs(x), constant(1.0))))",
+)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("text", SMALL_NETWORKS)
+def test_quantized_networks_can_run(text, bits, tmp_path):
+    """The quantizer makes no network that the lowering refuses, and its error is as stated."""
+    net = Net(1, 4, 8, 8)
+    graph = net.graph(text)
+    samples = samples_of(graph)
+    how = {"bits": 16} if bits == 16 else {"sixteen": []}
+    made, report = cml.quantize(graph, samples, max_error=0.02, **how)
+    assert report.ok
+    cml.save(made, tmp_path / "net")
+    sessions = [cml.Session(g, "cpu") for g in (made, cml.load(tmp_path / "net"), graph)]
+    runs = [[next(iter(s.run(sample).values())) for sample in samples] for s in sessions]
+    np.testing.assert_array_equal(runs[0], runs[1])
+    exact = np.array(runs[2], np.float64)
+    error = np.sqrt(np.mean((runs[0] - exact) ** 2) / (np.mean(exact**2) or 1.0))
+    assert error == pytest.approx(report.error, rel=1e-6, abs=1e-12)
+
+
+def test_a_scale_may_be_a_power_of_two():
+    """The words of pictures of bytes are the bytes: their scale is 1."""
+    graph = block()
+    rng = np.random.default_rng(1)
+    samples = [{"x": rng.integers(0, 256, (1, 4, 8, 8), np.uint8)} for _ in range(8)]
+    _, report = cml.quantize(graph, samples, sixteen=[])
+    assert (report.nodes[0].scale, report.nodes[0].signed) == (1.0, False)
+
+
+def test_a_constant_output_is_refused():
+    net = Net(1, 4)
+    graph = net.graph("relu(x)", "add(random(1, 4), random(1, 4))")
+    with pytest.raises(cml.ModelError, match="is the same for all inputs.*leave it out"):
+        cml.quantize(graph, samples_of(graph))
+
+
 def test_quantize_uses_the_requested_bits():
     graph = block()
     samples = samples_of(graph)

@@ -18,7 +18,8 @@ VIEWS = ("reshape(x, shape = [1, 64])", "squeeze(x, axes = [0])", "unsqueeze(x, 
          "transpose(x, axes = [0, 2, 3, 1])")  # fmt: skip
 PROLOGUES = (
     "a = abs(x);", "a = neg(x);", "b = relu(x); a = add(x, b);", "b = neg(x); a = mul(b, b);",
-    "b = abs(x); c = neg(x); a = sub(b, c);",
+    "b = abs(x); c = neg(x); a = sub(b, c);", "b = relu(x); a = max(b, 0.25);",
+    "b = max(x, -0.5); c = add(b, b); a = tanh(c);", "b = div(1.0, x); a = clamp(b, -2.0, 2.0);",
 )  # fmt: skip
 
 

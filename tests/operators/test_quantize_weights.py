@@ -180,5 +180,8 @@ def test_info_says_which_weights_are_unpacked(graph, sample, tmp_path, run_cml):
 def test_wrong_arguments(graph, sample, tmp_path):
     with pytest.raises(cml.InputError, match="bits 5: wanted 8 or 4"):
         cml.integer.quantize_weights(graph, [sample], 5)
+    huge = [{name: np.full_like(x, 3e38) for name, x in sample.items()}]
+    with pytest.raises(cml.InputError, match="gives infinities or NaN of a sample: give samples"):
+        cml.integer.quantize_weights(graph, huge)
     with pytest.raises(cml.InputError, match="0 samples: wanted at least 1"):
         cml.integer.quantize_weights(graph, [])

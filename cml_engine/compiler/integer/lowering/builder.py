@@ -255,14 +255,16 @@ class IntegerGraphBuilder(GraphRewriter):
             raise ModelError(f"{node.title}: '{name}' is not finite", node.source)
         if line is not None and array.dtype.kind in "iu":
             integers, scale, bits = array.astype(np.int64), line.scale, line.bits
+            signed = line.signed
         else:
             numbers = self.exact_values(name)
             largest = max(map(abs, numbers), default=Fraction(0))
-            scale, bits = (largest or Fraction(_CONSTANT_WORD)) / _CONSTANT_WORD, 16
+            scale, bits, signed = (largest or Fraction(_CONSTANT_WORD)) / _CONSTANT_WORD, 16, True
             rounded = [round_half_up(number / scale) for number in numbers]
             integers = np.array(rounded, np.int64).reshape(array.shape)
         bounds = Range(int(integers.min(initial=0)), int(integers.max(initial=0)))
-        return QuantizedTensor(self.constant(f"{name}.words", integers), scale, bits, True, bounds)
+        words = self.constant(f"{name}.words", integers)
+        return QuantizedTensor(words, scale, bits, signed, bounds)
 
     # -- parts of words -------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from cml_engine.compiler.integer.lowering.builder import (
     IntegerGraphBuilder,
+    NoIntegerForm,
     PendingAddition,
     PendingFunction,
     PendingProduct,
@@ -34,15 +35,16 @@ from cml_engine.ops.declaration.spec import IntegerFact, OpSpec
 def lower_function(builder: IntegerGraphBuilder, node: Node) -> PendingFunction | None:
     """Returns an elementwise node as a pending function of one tensor of words, to be tabulated.
 
-    Returns None if the node's computed operands are not all functions of the same tensor.
+    Returns None if the node's computed operands are not all functions of the same tensor, or a
+    constant operand has several elements.
     """
-    bases: list[QuantizedTensor | None] = []
-    for name in node.inputs:
-        if not builder.is_constant(name):
-            value = builder.value(node, name)
-            bases.append(value if isinstance(value, QuantizedTensor) else value.base)
+    constants = [name for name in node.inputs if builder.is_constant(name)]
+    values = [builder.value(node, name) for name in node.inputs if name not in constants]
+    bases = [value if isinstance(value, QuantizedTensor) else value.base for value in values]
     base = bases[0] if bases else None
     if base is None or any(candidate != base for candidate in bases):
+        return None
+    if any(builder.graph.facts[name].size != 1 for name in constants):
         return None
     return PendingFunction(title=node.title, source=node.source, base=base)
 
@@ -96,6 +98,8 @@ def _by_sign(
         or value.negative
         or (value.low, value.high) != (None, None)
     ):
+        if (function := lower_function(builder, node)) is not None:
+            return function
         raise ModelError(
             f"{node.title}: {value.title} before it is no plain sum: give '{node.inputs[0]}' a "
             "line in graph.quant",
@@ -146,7 +150,7 @@ def _add_or_subtract(builder: IntegerGraphBuilder, node: Node, sign: int) -> Val
     a, b = (builder.words(node, name) for name in node.inputs)
     constant = [builder.is_constant(name) for name in node.inputs]
     single = [builder.graph.facts[name].size == 1 for name in node.inputs]
-    base = None
+    base = a if a == b else None
     if constant[1] and single[1]:
         base = a
     elif constant[0] and single[0]:
@@ -168,8 +172,11 @@ def mul(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
 def div(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     name = node.inputs[1]
     if not builder.is_constant(name) or not _scales_channels(builder, node, name):
-        raise ModelError(
-            f"{node.title}: '{name}' is not known; an integer network divides by constants only",
+        if (function := lower_function(builder, node)) is not None:
+            return [function]
+        raise NoIntegerForm(
+            f"{node.title}: an integer network divides by constants, one number or one for each "
+            f"channel; '{name}' is {builder.graph.facts[name]}",
             node.source,
         )
     divisors = _per_channel(builder, node, name)
@@ -294,13 +301,27 @@ def pad(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
 
 
 def resize(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
-    if node.attrs.get("method", node.attrs.get("mode")) != "nearest":
-        raise ModelError(
+    check_resampling(node)
+    return move(builder, node)
+
+
+def check_resampling(node: Node) -> None:
+    """Raises :class:`NoIntegerForm` for a resampling whose weights are no integers here."""
+    attrs = node.attrs
+    if node.op == "resize" and attrs.get("method", attrs.get("mode")) != "nearest":
+        raise NoIntegerForm(
             f"{node.title}: integer networks resize by 'nearest' only; multilinear_upsample has "
             "factors of 2 and 4",
             node.source,
         )
-    return move(builder, node)
+    if node.op == "multilinear_upsample" and (
+        attrs["method"] == "aligned" or any(f not in (1, 2, 4) for f in attrs["factor"])
+    ):
+        raise NoIntegerForm(
+            f"{node.title}: factor {attrs['factor']}, method '{attrs['method']}'; integer networks "
+            "have factors of 1, 2 and 4, 'symmetric' and 'asymmetric'",
+            node.source,
+        )
 
 
 def _move_words(builder: IntegerGraphBuilder, node: Node, attrs: Attrs) -> list[Value]:

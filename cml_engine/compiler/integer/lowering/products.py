@@ -18,6 +18,7 @@ from cml_engine.compiler.integer.lowering.builder import (
     QuantizedTensor,
     Value,
 )
+from cml_engine.compiler.integer.lowering.elementwise import check_resampling
 from cml_engine.compiler.integer.quant_params import ExactSum, SumPass, plan_exact_sum
 from cml_engine.errors import ModelError, RangeError
 from cml_engine.ir.graph import Array, Attrs, AttrValue, Fact, Node
@@ -306,16 +307,12 @@ def multilinear_upsample(builder: IntegerGraphBuilder, node: Node) -> list[Value
     """Lowers an upsampling to a depthwise deconv with integer weights (1, 3, 3, 1 for a factor of
     2), and returns its pending sum.
 
-    Raises :class:`ModelError` unless the factors are 1, 2 or 4 and the method is not ``aligned``.
+    Raises :class:`NoIntegerForm` unless the factors are 1, 2 or 4 and the method is not
+    ``aligned``.
     """
+    check_resampling(node)
     attrs, quantized = node.attrs, builder.words(node, node.inputs[0])
     factors, method = [int(f) for f in attrs["factor"]], attrs["method"]
-    if method == "aligned" or any(f not in (1, 2, 4) for f in factors):
-        raise ModelError(
-            f"{node.title}: factor {factors}, method '{method}'; integer networks have factors of "
-            "1, 2 and 4, 'symmetric' and 'asymmetric'",
-            node.source,
-        )
     kernels = [_tent(f, method) for f in factors]
     steps = prod(sum(taps) // f for taps, f in zip(kernels, factors, strict=True))
     channels = builder.graph.facts[node.inputs[0]].shape[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cml_engine.compiler.integer.lowering.elementwise import MOVES
+from cml_engine.compiler.integer.lowering.elementwise import MOVES, check_resampling
 from cml_engine.compiler.integer.lowering.lower_network import INTEGER_OPERATORS
 from cml_engine.compiler.integer.lowering.products import check_mean
 from cml_engine.compiler.planning.layouts import Ties
@@ -92,6 +92,12 @@ def place_rounding_points(graph: Graph, float_tail: bool = False) -> Placement:
                 placement.kinds[name] = ValueKind("words", name)
                 if kind.base is not None:
                     placement.bases[name] = kind.base
+    if constants := [name for name in graph.outputs if name in graph.constants]:
+        raise ModelError(
+            f"output '{constants[0]}' is the same for all inputs, and an integer network's outputs "
+            "are computed: leave it out",
+            graph.sources.get(constants[0]),
+        )
     return placement
 
 
@@ -120,6 +126,7 @@ def kind_of(graph: Graph, node: Node, placement: Placement) -> ValueKind:
     operand_kinds = [placement.kinds[n] for n in node.inputs if n in placement.kinds]
     if spec.is_custom:
         return _custom_kind(graph, node, placement, spec)
+    check_resampling(node)
     pending = [kind for kind in operand_kinds if kind.pending]
     if operand_kinds and not pending and node.op in _WORD_OPERATORS:
         return ValueKind("words")
@@ -133,10 +140,11 @@ def kind_of(graph: Graph, node: Node, placement: Placement) -> ValueKind:
         if pending[0].role == "sum" and not pending[0].activated:
             return ValueKind("sum", None, True)
     base = _base(graph, node, placement)
-    is_other = node.op not in INTEGER_OPERATORS or bool(pending)
+    is_quotient = node.op == "div" and node.inputs[1] not in graph.constants
+    is_other = node.op not in INTEGER_OPERATORS or bool(pending) or is_quotient
     if formula_of(node.op) is not None and base is not None and is_other:
         return ValueKind("function", base)
-    if node.op in INTEGER_OPERATORS and operand_kinds and not pending:
+    if node.op in INTEGER_OPERATORS and operand_kinds and not pending and not is_quotient:
         check_mean(node, graph.facts[node.inputs[0]])
         role = {"add": "two", "sub": "two"}.get(node.op, "sum")
         is_scaling = node.op in ("add", "sub", "mul", "div") and base is not None
@@ -180,6 +188,13 @@ def _base(graph: Graph, node: Node, placement: Placement) -> str | None:
     if not bases or any(base is None or base != bases[0] for base in bases):
         return None
     return bases[0] if _one_number(graph, node) else None
+
+
+def joined_constants(graph: Graph, node: Node) -> list[str]:
+    """Returns the constants that an operator on words joins or compares with its other operands."""
+    if node.op not in MOVES:
+        return []
+    return [n for n in node.inputs if n in graph.constants and graph.facts[n].dtype == "scalar"]
 
 
 def _one_number(graph: Graph, node: Node) -> bool:

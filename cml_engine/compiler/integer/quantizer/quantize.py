@@ -16,7 +16,12 @@ from cml_engine.compiler.integer.quant_params import (
     quant_attrs,
     word_range,
 )
-from cml_engine.compiler.integer.quantizer.placement import Placement, place_rounding_points
+from cml_engine.compiler.integer.quantizer.placement import (
+    Placement,
+    ValueKind,
+    joined_constants,
+    place_rounding_points,
+)
 from cml_engine.compiler.integer.quantizer.scales import (
     ObservedValues,
     QuantScale,
@@ -179,7 +184,20 @@ class QuantizedGraphBuilder(GraphRewriter):
             return self._quantize_product(
                 node, lambda w: np.moveaxis(w, axis, 0), lambda w: np.moveaxis(w, 0, axis), axis
             )
+        if self.placement.kinds.get(node.outputs[0]) == ValueKind("words", node.outputs[0]):
+            for name in joined_constants(self.graph, node):
+                node = self._quantize_joined(node, name)
         return node
+
+    def _quantize_joined(self, node: Node, name: str) -> Node:
+        """Returns the node with the constant ``name`` as words of its result's scale."""
+        word_type = self.scale(node.outputs[0])
+        ends = word_range(word_type.bits, word_type.signed)
+        words = np.floor(self._weight_constant(node, name) / word_type.scale + 0.5)
+        stored = np.dtype(f"{'i' if word_type.signed else 'u'}{word_type.bits // 8}")
+        words_name = self._add_constant(name, words.clip(ends.low, ends.high).astype(stored))
+        self.lines[words_name] = quant_attrs(**asdict(word_type))
+        return replace(node, inputs=tuple(words_name if n == name else n for n in node.inputs))
 
     def _quantize_product(
         self, node: Node, to_rows: Move, from_rows: Move, axis: int | None
@@ -345,8 +363,12 @@ class _Quantizer:
             if name not in _LATER_STAGES:
                 folded = stage(folded)
         placement = place_rounding_points(folded, float_tail)
-        names = {*placement.points, *(n for node in folded.nodes if node.op in ("neg", "abs")
-                                      for n in node.outputs)}  # fmt: skip
+        others = (
+            node.outputs[0]
+            for node in folded.nodes
+            if node.op in ("neg", "abs") or joined_constants(folded, node)
+        )
+        names = {*placement.points, *others}
         observed = observe_values(folded, checked_samples, names)
         program = CpuProgram(folded)
         outputs = [program.run(sample) for sample in checked_samples]

@@ -88,7 +88,7 @@ def observe_values(
 def round_digits(value: float) -> float:
     """Returns a number rounded to ``_DIGITS`` significant digits; a power of two stays exact."""
     if frexp(value)[0] == 0.5:
-        return value
+        return float(value)
     return float(f"{value:.{_DIGITS}g}")
 
 

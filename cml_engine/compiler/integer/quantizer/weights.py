@@ -116,6 +116,11 @@ def quantize_weights(graph: Graph, samples: Samples, bits: int = 8) -> tuple[Gra
         [CpuProgram(g).run(sample) for sample in checked_samples] for g in (stored_graph, graph)
     ]
     error = output_error(*runs)
+    if not np.isfinite(error):
+        raise InputError(
+            f"'{graph.name}' gives infinities or NaN of a sample: give samples as the network will "
+            "meet them"
+        )
     return stored_graph, WeightsReport(
         graph.name, bits, len(checked_samples), before, after, error, rows
     )
