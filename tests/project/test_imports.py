@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from graphlib import TopologicalSorter
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,26 @@ def test_optional_packages_are_imported_only_where_used():
     brought = {statement: found[statement] & names for statement, names in apart.items()}
     assert not any(brought.values()), brought
     assert "wgpu" not in found[next(iter(apart))]
+
+
+def test_imported_packages_are_declared():
+    """A package that only another one brings goes when that one no longer needs it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    listed = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    declared = {re.match(r"[\w-]+", requirement)[0].lower() for requirement in listed}
+    # distributions whose name is not that of the module that is imported
+    names = {"PIL": "pillow", "direct": "panda3d", "google_crc32c": "google-crc32c",
+             "imgui_bundle": "imgui-bundle"}  # fmt: skip
+    known = sys.stdlib_module_names | {"cml_engine", "examples"}
+    missing = {
+        f"{path.relative_to(ROOT).as_posix()}:{line} imports {name}"
+        for folder in ("cml_engine", *LINKED, "examples")
+        for path in (ROOT / folder).rglob("*.py")
+        for name, line in imports_of(path)
+        if (top := name.partition(".")[0]) not in known
+        and names.get(top, top).lower() not in declared
+    }
+    assert not missing
 
 
 def test_slangpy_is_never_imported():

@@ -12,6 +12,7 @@ onnx      every supported case of ONNX's own backend tests on the CPU and on the
           calls of every operator, written as ONNX, in ONNX Runtime
 fuzz      random graphs and integer networks on every backend, in any slices, and with the kernels
           of hardware; damaged files
+lowest    tests with the oldest packages that pyproject.toml allows
 faults    faults planted into a copy of the tree, which the suite must notice
 ========  ==========================================================================================
 
@@ -64,6 +65,7 @@ PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
         ),
         (*_FUZZ, "--strangers", "--minutes", "20"),
     ),
+    "lowest": (("-m", "tests.proofs.lowest"),),
     "faults": (("-m", "tests.proofs.plant", "--jobs", "2"),),
 }
 COLD = {
