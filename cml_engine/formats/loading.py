@@ -348,9 +348,10 @@ _RUNS = 4
 
 
 def _check_qdq(graph: Graph, data: bytes) -> None:
-    """Raises :class:`UnsupportedOp` if a QDQ model is not read as the integer network it is of.
+    """Raises :class:`UnsupportedOp` if the exported QDQ model ``data`` does not equal ``graph``.
 
-    Tables must be equal, and results on random words of the whole range.
+    The model is loaded again. Its tables must be those of the integer network ``graph``, and both
+    must give the same results on random words of the whole range.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", nnef.NnefWarning)
