@@ -224,7 +224,7 @@ def check_known_names(
     """
     for name in names:
         if name not in allowed:
-            similar = get_close_matches(name, allowed, n=3)
+            similar = similar_names(name, allowed, n=3)
             hint = f"did you mean {' or '.join(repr(n) for n in similar)}?" if similar else ""
             first_names = ", ".join(islice(allowed, 8)) + (", …" if len(allowed) > 8 else "")
             raise InputError(f"{what}: {lacking} '{name}'; {hint or f'it has {first_names}'}")
@@ -310,8 +310,20 @@ def suggestion(name: str, names: Iterable[str], otherwise: str = "") -> str:
 
     Returns ``otherwise`` if no name is similar.
     """
-    similar = get_close_matches(name, names, n=1)
+    similar = similar_names(name, names)
     return f"did you mean '{similar[0]}'?" if similar else otherwise
+
+
+#: the most characters of a name for which similar ones are searched, which takes quadratic time
+_LONGEST_NAME = 200
+
+
+def similar_names(name: str, names: Iterable[str], n: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Returns up to ``n`` of the names that are similar to the given one, the best first.
+
+    ``cutoff`` is the least similarity, from 0 to 1. A very long name has no similar ones.
+    """
+    return get_close_matches(name, names, n, cutoff) if len(name) <= _LONGEST_NAME else []
 
 
 def _quoted(value: object) -> object:

@@ -150,6 +150,19 @@ def test_inputs_of_one_number_have_one():
     refused(model("y = OneHot(x, one, three)", weights=weights), "wanted 2 numbers")
 
 
+@pytest.mark.parametrize(
+    "call",
+    ["ReduceSum(x, c)", "Squeeze(x, c)", "Reshape(x, c)", "Expand(x, c)", "Tile(x, c)",
+     "Slice(x, c, c)", "Slice(x, d, d, c)", "Pad(x, c)", "Resize(x, _, _, c)", "Resize(x, _, f)",
+     "Split(x, c)", "TopK(x, one)", "CumSum(x, one)", "CenterCropPad(x, c)", "OneHot(i, one, d)"],
+)  # fmt: skip
+def test_matrices_are_no_lists(call):
+    """What a runtime reads as a list or as one number has one axis at most."""
+    given = {"c": np.array([[1], [0]]), "f": np.float32([[1], [1]]), "d": np.array([0, 1]),
+             "one": np.array([[1]]), "i": np.array([0])}  # fmt: skip
+    refused(model(f"y = {call}", "x: [1, 1]", "y", given, opset=18), r"got .*1\], wanted one axis")
+
+
 def test_nodes_that_contradict_themselves_are_refused():
     twice = one("Softmax", axis=1)
     twice.graph.node[0].attribute.append(helper.make_attribute("axis", 0))
@@ -193,9 +206,6 @@ def test_an_operator_needs_one_supported_opset():
     """Operators mean different things in different opsets, so none is assumed."""
     missing = "imports no opset of ONNX's own operators, so that Softmax 'y'"
     refused(imported(one("Softmax"), ("com.microsoft", 1)), missing)
-    twice = "imports the opsets 17 and 11 of the domain ''"
-    refused(imported(one("Softmax"), ("", 17), ("ai.onnx", 11)), twice)
-    assert load(imported(one("Softmax"), ("", 17), ("", 17))).nodes[0].op == "softmax"
     old = imported(function("F", "c = Softmax(a)"), ("my", 1), ("", 5))
     refused(model("y = my:F(x)", functions=[old]), "opset 5, wanted 7 to 28", UnsupportedOp)
 
@@ -583,12 +593,15 @@ def test_hostile_files_are_refused_at_once(name):
 
 
 def test_hostile_graphs_load_in_linear_time():
-    """A Sum of 20,000 inputs and functions of dead nodes load within ``SECONDS`` of processor
-    time."""
+    """A Sum of 20,000 inputs, functions of dead nodes and an operator with a name of 10 million
+    characters take at most ``SECONDS`` of processor time."""
     sums = model(f"y = Sum({', '.join(['x'] * 20_000)})")
-    for network in (sums, dead_nodes_in_functions()):
+    unknown = one("Relu")
+    unknown.graph.node[0].op_type = "n" * 10_000_000
+    for network in (sums, dead_nodes_in_functions(), unknown):
         start = time.process_time()
-        load(network)
+        with suppress(UnsupportedOp):
+            load(network)
         assert time.process_time() - start < SECONDS
 
 

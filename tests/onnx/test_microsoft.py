@@ -9,6 +9,8 @@ from numpy.testing import assert_allclose
 pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
+from onnx import TensorProto, helper  # noqa: E402
+
 import cml_engine as cml  # noqa: E402
 from cml_engine.errors import UnsupportedOp  # noqa: E402
 from cml_engine.ir.block_weights import weight_blocks  # noqa: E402
@@ -22,6 +24,7 @@ from tests.fixtures.onnx_models import (  # noqa: E402
     run,
     saved,
 )
+from tests.proofs.onnx_nodes import run_onnx  # noqa: E402
 
 
 def ms(text, **attrs):
@@ -126,6 +129,26 @@ def test_weights_that_do_not_fill_their_blocks_are_refused(attrs, message):
     call = ms("y = MatMulNBits(x, codes, scales)", **sizes)
     with pytest.raises(cml.ModelError, match=message):
         load(model([call], "x: [2, 40]", "y", given))
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize(("kind", "bits"), [("UINT8", 2), ("UINT8", 4), ("UINT8", 8), ("UINT4", 4)])
+def test_rows_of_a_table_of_a_few_bits(kind, bits, zeros, rng):
+    """Rows of 48 integers in blocks of 16; those of uint8 are packed into its bits."""
+    data, zero_points = (
+        helper.make_tensor(name, TensorProto.DataType.Value(kind), (6, n), integers)
+        for name, columns in (("data", 48), ("zeros", 3))
+        for n in [-(-columns * bits // 8) if kind == "UINT8" else columns]
+        for integers in [rng.integers(0, 16, 6 * n)]
+    )
+    inputs = "data, i, scales, zeros" if zeros else "data, i, scales"
+    call = ms(f"y = GatherBlockQuantized({inputs})", block_size=16, bits=bits)
+    scales = rng.uniform(-1, 1, (6, 3)).astype(np.float32)
+    network = model([call], "i: int64[2, 2]", "y", {"scales": scales}, opset=21)
+    network.graph.initializer.extend([data, zero_points])
+    i = np.array([[0, -1], [3, 3]])
+    expected = run_onnx(network.SerializeToString(), {"i": i})["y"]
+    assert_allclose(run(network, i=i)["y"], expected, rtol=1e-6)
 
 
 def test_group_norm(rng):

@@ -190,6 +190,24 @@ def test_loops_and_branches_are_written_out(rng):
     assert_allclose(outputs["all"], [(x + k) ** 2 for k in range(1, 5)], rtol=1e-5)
 
 
+@pytest.mark.parametrize("trips", [0, -2])
+@pytest.mark.parametrize("condition", [True, False])
+def test_a_loop_that_never_runs_gives_empty_lists(trips, condition, rng):
+    body = subgraph(
+        "b = Add(a, a); s = Concat(b, b, axis=0); more = Identity(go); n = Cast(i, to=6)",
+        "i: int64[], go: bool[], a: [4]",
+        "more: bool[], b: [4], s: [8], n: int32[]",
+    )
+    made = node("y, all, numbers = Loop(trips, go, x)", body=body)
+    weights = {"go": np.array(condition), "trips": np.array(trips if condition else 3)}
+    network = model([made], "x: [4]", "y: [4], all: [0, 8], numbers: int32[0]", weights)
+    x = rng.standard_normal(4, np.float32)
+    outputs = run(network, x=x)
+    assert_array_equal(outputs["y"], x)
+    assert (outputs["all"].shape, outputs["numbers"].shape) == ((0, 8), (0,))
+    assert outputs["numbers"].dtype == np.int32
+
+
 def nested_network():
     """Returns a model whose loop, branches and function read names of the graph around them."""
     body = subgraph(

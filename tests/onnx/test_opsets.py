@@ -10,12 +10,15 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
+from onnx import helper
+
 import cml_engine as cml
 from tests.fixtures.onnx_models import (
     agrees_with_runtime,
     load,
     model,
     node,
+    run,
     run_onnx,
 )
 
@@ -43,6 +46,10 @@ FORMS = {
         (10, "y = DepthToSpace(x, blocksize=2)"),
         (11, "y = ConvTranspose(x, w, strides=[3, 2], auto_pad='SAME_UPPER', group=2)"),
         (11, "y = Conv(x, k, auto_pad='VALID', dilations=[2, 1])"),
+    ],
+    (2, 6, 3): [
+        *((18, f"y = GroupNormalization(x, {v}, {v}, num_groups=2)") for v in ("g", "g1", "g2")),
+        *((21, f"y = GroupNormalization(x, {v}, {v}, num_groups=3)") for v in ("h", "h1", "h2")),
     ],
     (3, 4): [
         (17, "y = SimplifiedLayerNormalization(x, v, axis=-1)"),
@@ -88,6 +95,8 @@ def shared_weights(rng):
     return {name: np.array(numbers, np.int64) for name, numbers in integers.items()} | {
         "c": random(4), "d": np.abs(random(4)) + 0.1, "m": random(4, 4), "v": random(4),
         "w": random(4, 2, 3, 3), "k": random(4, 4, 3, 3), "two": np.float32(2),
+        "g": random(2), "g1": random(1, 2), "g2": random(2, 1),
+        "h": random(6), "h1": random(1, 6), "h2": random(1, 6, 1),
         "scale": np.float32(0.05), "zero": np.uint8(100), "lengths": np.int32([5, 2, 1]),
         "W": random(2, 8, 4), "R": random(2, 8, 2), "B": random(2, 16),
         "Wg": random(2, 6, 4), "Rg": random(2, 6, 2), "Bg": random(2, 12),
@@ -103,6 +112,16 @@ def test_form(rng, shape, opset, text):
     weights = shared_weights(rng)
     x = (2 * rng.standard_normal(shape)).astype(np.float32)
     agrees_with_runtime(node(text), x, weights, opset)
+
+
+@pytest.mark.parametrize("versions", [(17, 11), (11, 17)])
+def test_the_highest_version_of_a_domain_counts(rng, versions):
+    """ONNX says so. Softmax of opset 11 joins the axes from axis 1 on."""
+    network = model("y = Softmax(x, axis=1)", "x: [2, 3, 4]", "y: [2, 3, 4]")
+    del network.opset_import[:]
+    network.opset_import.extend(helper.make_opsetid("", version) for version in versions)
+    sums = run(network, x=rng.standard_normal((2, 3, 4)))["y"].sum(1)
+    np.testing.assert_allclose(sums, np.ones((2, 4)), rtol=1e-5)
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])

@@ -10,7 +10,7 @@ pytest.importorskip("onnxruntime")
 from onnx import TensorProto, helper
 
 import cml_engine as cml
-from tests.fixtures.onnx_models import load, model, node, subgraph
+from tests.fixtures.onnx_models import load, model, node, nodes_of, subgraph
 from tests.proofs.onnx_nodes import run_onnx
 
 KNOWN = {
@@ -98,6 +98,28 @@ def test_map_over_sequences(backend, rng):
     agrees(nodes, inputs, backend)
 
 
+OPTIONALS = [
+    "o = Optional(x); h = OptionalHasElement(o); g = OptionalGetElement(o); y = Where(h, g, z)",
+    "h = OptionalHasElement(); y = Where(h, x, z)",
+    "s = SequenceConstruct(x, z); o = Optional(s); t = OptionalGetElement(o); "
+    "y = SequenceAt(t, one)",
+]
+
+
+@pytest.mark.parametrize("nodes", OPTIONALS)
+def test_optional(nodes, backend, rng):
+    inputs = {name: rng.standard_normal((4, 6), np.float32) for name in "xz"}
+    agrees(f"_w = Add(x, z); {nodes}", inputs, backend, opset=18)
+
+
+def test_missing_optional_value(backend):
+    """ONNX Runtime cannot run this."""
+    made = [node("o = Optional()", type=helper.make_tensor_type_proto(TensorProto.FLOAT, [2])),
+            *nodes_of("h = OptionalHasElement(o); n = Neg(x); y = Where(h, x, n)")]  # fmt: skip
+    graph = load(model(made, "x: [2]", "y: [2]"))
+    assert_array_equal(cml.Session(graph, backend).run({"x": np.ones(2)})["y"], [-1, -1])
+
+
 def test_sequence_leaves_no_operators():
     """Parts that are put together again leave only a split and a concatenation."""
     nodes = "s = SplitToSequence(x, two, axis=1); e = SequenceErase(s, one); " \
@@ -120,6 +142,8 @@ REFUSED = {
               r"parts of \[1, 3, 2\] elements of 4"),
     "size": ("s = SplitToSequence(x, zero); y = SequenceAt(s, one)", "parts of 0 elements"),
     "empty": ("e = SequenceEmpty(); y = ConcatFromSequence(e, axis=0)", "of no tensors"),
+    "no element": ("o = Optional(); y = OptionalGetElement(o)", "input is a missing optional"),
+    "optional": ("o = Optional(); y = Relu(o)", "input 1 is a missing optional.*wanted a tensor"),
     "nested": ("s = SequenceConstruct(x); t = SequenceConstruct(s); y = SequenceAt(t, zero)",
                "wanted a tensor"),
     "output": ("y = SplitToSequence(x)", r"the output 'y' is a sequence of float32\[1,6\]"),

@@ -6,7 +6,6 @@ therefore leaves no nodes.
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from math import prod
 import numpy as np
 
 from cml_engine.errors import CmlError, ModelError, ShapeError, Source, UnsupportedOp
-from cml_engine.errors.arguments import check_known_names
+from cml_engine.errors.arguments import check_known_names, similar_names
 from cml_engine.formats.builder import registered_declarations
 from cml_engine.formats.onnx import counted_rules, operators  # noqa: F401  # registers them
 from cml_engine.formats.onnx.counted_statements import check_statement
@@ -680,7 +679,7 @@ def _line(node: OnnxNode, opset: int, count: int) -> str:
     if rows := find_schemas(node.domain, node.op):
         return f"{line}; known in opsets {', '.join(row.opsets for row in rows)}"
     qualified_names = {row.name: row.qualified for row in reversed(all_schemas())}
-    for similar in difflib.get_close_matches(node.op, qualified_names, n=1, cutoff=_NEAR):
+    for similar in similar_names(node.op, qualified_names, cutoff=_NEAR):
         line += f"; did you mean {qualified_names[similar]}?"
     if node.domain:
         line += f"; if '{node.op}' is an operator of your own, register it (--ops FILE.py)"

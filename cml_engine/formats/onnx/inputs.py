@@ -119,7 +119,7 @@ def input_dtype(info: ValueInfo) -> DType | None:
 def _dtype(info: ValueInfo, file: str) -> DType:
     dtype = input_dtype(info)
     if dtype is None:
-        type_text = info.type_name if info.kind == "tensor" else f"a {info.kind}"
+        type_text = info.type_name if info.kind == "tensor" else info.kind
         raise UnsupportedOp(
             f"'{file}': input '{info.name}' is {type_text}: wanted a tensor of floats, integers or "
             "truth values"

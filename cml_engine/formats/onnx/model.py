@@ -21,7 +21,7 @@ Dim = int | str | None
 class ValueInfo:
     """A declaration of a tensor of a graph, such as an input: its name, element type and shape.
 
-    ``kind`` is ``tensor`` or the name of another type, such as a sequence.
+    ``kind`` is ``tensor`` or names another type: ``a sequence``.
     """
 
     name: str
@@ -135,7 +135,7 @@ def domain_name(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
 
 
-_KINDS = {4: "sequence", 5: "map", 8: "sparse tensor", 9: "optional"}
+_KINDS = {4: "a sequence", 5: "a map", 8: "a sparse tensor", 9: "an optional value"}
 
 
 class _Reader:
@@ -150,7 +150,7 @@ class _Reader:
             if key in functions:
                 raise message.damaged(f"the function '{function.name}' is there twice")
             functions[key] = function
-        graphs, opsets = parts.nested(7), _opsets(message, parts.nested(8))
+        graphs, opsets = parts.nested(7), _opsets(parts.nested(8))
         if not graphs or not opsets:
             raise message.damaged("it names no opset" if graphs else "it has no graph")
         graph = self.graph(graphs[-1])
@@ -180,7 +180,7 @@ class _Reader:
             attributes=parts.texts(6),
             defaults=dict(map(self._attribute, parts.nested(11))),
             nodes=tuple(map(self._node, parts.nested(7))),
-            opsets=_opsets(message, parts.nested(9)),
+            opsets=_opsets(parts.nested(9)),
             overload=parts.text(13),
         )
 
@@ -234,6 +234,7 @@ class _Reader:
         **dict.fromkeys((6, 11), lambda self, f: [self.graph(f.nested())]),
         7: lambda self, f: _reals(f),
         8: lambda self, f: f.listed(),
+        14: lambda self, f: [_type_info(f.nested())],
     }
 
 
@@ -256,28 +257,31 @@ def _text_or_bytes(f: Field) -> str | bytes:
         return bytes(f.view())
 
 
-def _opsets(message: Message, imports: Sequence[Message]) -> dict[str, int]:
-    """Returns the versions of domains by name, which ``message`` imports.
-
-    Raises an error if one has two versions.
-    """
+def _opsets(imports: Sequence[Message]) -> dict[str, int]:
+    """Returns the versions of domains by name; the highest one counts, as ONNX wants."""
     opsets: dict[str, int] = {}
     for parts in (one.parts() for one in imports):
         domain, version = domain_name(parts.text(1)), parts.whole(2)
-        if opsets.setdefault(domain, version) != version:
-            versions = f"{opsets[domain]} and {version}"
-            raise message.damaged(f"it imports the opsets {versions} of the domain '{domain}'")
+        opsets[domain] = max(version, opsets.get(domain, version))
     return opsets
 
 
 def _value_info(message: Message) -> ValueInfo:
-    parts, info = message.parts(), ValueInfo("", kind="nothing")
-    for f in (f for type_message in parts.nested(2) for f in type_message.fields()):
+    parts, info = message.parts(), ValueInfo("", kind="of no type")
+    for type_message in parts.nested(2):
+        info = _type_info(type_message)
+    return replace(info, name=parts.text(1))
+
+
+def _type_info(message: Message) -> ValueInfo:
+    """Returns the declaration of a tensor without a name, whose type ``message`` states."""
+    info = ValueInfo("", kind="of no type")
+    for f in message.fields():
         if f.number == 1:
             info = _tensor_info(f.nested())
         elif f.number in _KINDS:
             info = ValueInfo("", kind=_KINDS[f.number])
-    return replace(info, name=parts.text(1))
+    return info
 
 
 def _tensor_info(message: Message) -> ValueInfo:

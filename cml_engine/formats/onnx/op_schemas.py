@@ -17,7 +17,7 @@ import numpy as np
 
 from cml_engine.errors import UnsupportedOp
 from cml_engine.errors.arguments import shortened
-from cml_engine.formats.onnx.model import OnnxGraph, OnnxNode
+from cml_engine.formats.onnx.model import OnnxGraph, OnnxNode, ValueInfo
 from cml_engine.formats.onnx.tensors import ELEMENT_TYPES, OnnxTensor, element_dtype
 from cml_engine.formats.onnx.values import (
     InvalidNode,
@@ -26,6 +26,7 @@ from cml_engine.formats.onnx.values import (
     constant,
     ints,
     number,
+    numbers,
     unsupported_error,
 )
 
@@ -44,7 +45,7 @@ MANY = 1 << 31
 
 _NOUNS: dict[type, str] = {
     bool: "integer", int: "integer", float: "number", str: "text", OnnxTensor: "tensor",
-    OnnxGraph: "graph",
+    OnnxGraph: "graph", ValueInfo: "type",
 }  # fmt: skip
 _TYPES: dict[str, type] = {kind.__name__: kind for kind in _NOUNS}
 _LARGEST = (1 << 31) - 1
@@ -287,7 +288,7 @@ def _single(numbers: Sequence[int], subject: str) -> int:
 #: by the type of an input that must be known: the function that reads it
 _READERS: Mapping[str, Callable[[Value, str], object]] = {
     "Array": constant,
-    "list[float]": lambda value, what: constant(value, what).reshape(-1).tolist(),
+    "list[float]": lambda value, what: numbers(value, what).tolist(),
     "list[int]": ints,
     "int": lambda value, what: _single(ints(value, what), what),
     "float": number,

@@ -314,6 +314,15 @@ class SequenceValue(Value):
         return f"sequence of {', '.join(map(str, self.elements)) or 'nothing'}"
 
 
+class EmptyOptional(SequenceValue):
+    """An optional value that has no element."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "missing optional value"
+
+
 Operand: TypeAlias = Value | float | int | bool
 #: operators whose operands are aligned as in ONNX
 _ALIGNED = frozenset(
@@ -503,20 +512,28 @@ def needs_constant(value: Value, subject: str, otherwise: str = "") -> NeedsCons
     )
 
 
-def ints(value: Value, subject: str) -> list[int]:
-    """Returns a flat list of a value's integers, which must be known at import."""
+def numbers(value: Value, subject: str) -> Array:
+    """Returns the array of a value of rank 1 that must be known at import; a number becomes one."""
     array = constant(value, subject)
+    if array.ndim > 1:
+        raise InvalidNode(f"{subject}: got {value}, wanted one axis")
+    return array.reshape(-1)
+
+
+def ints(value: Value, subject: str) -> list[int]:
+    """Returns a list of a value's integers, which must be known at import."""
+    array = numbers(value, subject)
     if array.dtype.kind not in "iu" and array.size:
         raise InvalidNode(f"{subject} is {array.dtype}, wanted integers")
-    return [int(n) for n in array.reshape(-1)]
+    return [int(n) for n in array]
 
 
 def number(value: Value, subject: str) -> float:
     """Returns the single number of a value, which must be known at import."""
-    array = constant(value, subject)
+    array = numbers(value, subject)
     if array.size != 1:
         raise InvalidNode(f"{subject} has {array.size} values, wanted one")
-    return float(array.reshape(-1)[0])
+    return float(array[0])
 
 
 def checked_axis(axis: int, rank: int) -> int:

@@ -6,7 +6,6 @@ long as its shape and type say, and the tensors must cover the file without gaps
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from cml_engine.errors import InputError, TensorFileError
+from cml_engine.errors.arguments import similar_names
 from cml_engine.io.file_kinds import HEAD_BYTES, misplaced_file
 from cml_engine.io.load_limits import current_budget
 from cml_engine.io.model_source import Bytes, FolderSource, SourceFile
@@ -219,7 +219,7 @@ def _wholes(values: object) -> list[int] | None:
 
 
 def _similar_names(name: str, names: Iterable[str]) -> str:
-    similar = difflib.get_close_matches(name, list(names), n=1, cutoff=0.4)
+    similar = similar_names(name, names, cutoff=0.4)
     return f" (near: '{similar[0]}')" if similar else ""
 
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from cml_engine.errors.arguments import similar_names
 from cml_engine.ir.graph import Array, Attrs
 
 _TOKEN = re.compile(
@@ -260,7 +260,7 @@ def suggest_names(name: str, functions: Mapping[str, Formula]) -> str:
 
     If none is similar, it lists all.
     """
-    similar = get_close_matches(name, functions, n=3) or get_close_matches(name[4:], functions, n=3)
+    similar = similar_names(name, functions, n=3) or similar_names(name[4:], functions, n=3)
     return f"call {' or '.join(similar or sorted(functions))}"
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
 
 from cml_engine.errors import OperatorError, UnsupportedOp
+from cml_engine.errors.arguments import similar_names
 from cml_engine.ops.declaration.checks import infer_typed
 from cml_engine.ops.declaration.expression import Formula
 from cml_engine.ops.declaration.spec import OpSpec
@@ -88,7 +88,7 @@ def lookup(name: str) -> OpSpec:
         for derivation in _DERIVATIONS:
             if (derived := derivation(name)) is not None:
                 return derived
-        similar = get_close_matches(name, _REGISTRY, n=3)
+        similar = similar_names(name, _REGISTRY, n=3)
         hint = f"did you mean {' or '.join(map(repr, similar))}? Otherwise " if similar else ""
         raise UnsupportedOp(
             f"unknown operator '{name}'; {hint}register it (--ops FILE.py, cml.register); "

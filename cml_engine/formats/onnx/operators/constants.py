@@ -174,12 +174,6 @@ def mel_weight_matrix(
     return Value.known(weights.astype(element_dtype(output_datatype) or np.float32))
 
 
-@op("OptionalHasElement", "known", takes_sequences=True)
-def optional_has_element(x: Value | None = None) -> Value:
-    """Returns a constant: True if the node has an input. A tensor counts as a filled optional."""
-    return as_value(x is not None)
-
-
 # -- Fourier transforms and grids ----------------------------------------------------------------
 
 

@@ -35,7 +35,6 @@ from cml_engine.formats.onnx.values import (
     constant,
     needs_constant,
     per_channel,
-    unsupported_error,
     zeros,
 )
 from cml_engine.io.load_limits import current_budget
@@ -98,17 +97,15 @@ def loop(
         for parts, value in zip(stacked, results[len(state) :], strict=True):
             parts.append(value.unsqueeze([0]))
         count += 1
-    return [*state, *(_joined(parts, 0) for parts in stacked)]
+    if not count and stacked:  # the body tells the shapes of its results
+        inputs = [Value.known(np.array(0, np.int64)), is_running, *state]
+        results = call.inner(body, _named_inputs(body, inputs), "0_")[1 + len(state) :]
+        return [*state, *(zeros([0, *value.shape], value.dtype) for value in results)]
+    return [*state, *(concat(parts, 0) for parts in stacked)]
 
 
 def _named_inputs(body: OnnxGraph, values: Sequence[Value]) -> dict[str, Value]:
     return dict(zip([info.name for info in body.inputs], values, strict=True))
-
-
-def _joined(parts: list[Value], axis: int) -> Value:
-    if not parts:
-        raise unsupported_error("a loop that never runs and gives a list of results")
-    return concat(parts, checked_axis(axis, parts[0].rank))
 
 
 @op("Scan", "its body, again and again", since=9)
@@ -133,6 +130,8 @@ def scan(
     length = lengths.pop()
     current_budget().check_nodes(length, "the operator")
     stacked: list[list[Value]] = [[] for _ in range(len(body.outputs) - len(state))]
+    if stacked and not length:
+        raise InvalidNode("it goes over no elements")
     out_axes = scan_output_axes or [0] * len(stacked)
     reversed_outputs = scan_output_directions or [0] * len(stacked)
     for step in range(length):
@@ -145,7 +144,7 @@ def scan(
         for outputs, value, axis in zip(stacked, results[len(state) :], out_axes, strict=True):
             outputs.append(value.unsqueeze([checked_axis(axis, value.rank + 1)]))
     joined = [
-        _joined(outputs[::-1] if is_reversed else outputs, axis)
+        concat(outputs[::-1] if is_reversed else outputs, checked_axis(axis, outputs[0].rank))
         for outputs, axis, is_reversed in zip(stacked, out_axes, reversed_outputs, strict=True)
     ]
     return [*state, *joined]

@@ -30,7 +30,6 @@ from cml_engine.io.load_limits import current_budget
 
 
 @op("Identity", "nothing", takes_sequences=True)
-@op("OptionalGetElement", "nothing", takes_sequences=True)
 def identity(x: Value) -> Value:
     return x
 

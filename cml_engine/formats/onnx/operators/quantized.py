@@ -13,9 +13,10 @@ from numpy.typing import DTypeLike
 
 from cml_engine.formats.onnx.op_schemas import MICROSOFT, at_least, attribute, op
 from cml_engine.formats.onnx.operators.convolution import CONV, ConvAttributes, convolve
+from cml_engine.formats.onnx.operators.indexing import gather
 from cml_engine.formats.onnx.operators.matrix import matmul
 from cml_engine.formats.onnx.ranges import of_dtype
-from cml_engine.formats.onnx.tensors import element_dtype, type_name
+from cml_engine.formats.onnx.tensors import bits_of, element_dtype, type_name
 from cml_engine.formats.onnx.values import (
     InvalidNode,
     Value,
@@ -243,6 +244,40 @@ def matmul_nbits(
         parts = padded.reshape([*x.shape[:-1], blocks, block_size])
         y = y + matmul(parts.sum_reduce(axes=[x.rank]).squeeze([x.rank]), shifts, turn_y=True)
     return y if bias is None else y + bias
+
+
+@op("GatherBlockQuantized", "gather", domain=MICROSOFT)
+def gather_block_quantized(
+    data: Array,
+    indices: Value,
+    scales: Value,
+    zero_points: Array | None = None,
+    *,
+    bits: int = attribute(4, among=(2, 4, 8)),
+    block_size: int = at_least(1, 128),
+    gather_axis: int = 0,
+    quantize_axis: int = 1,
+) -> Value:
+    """Imports GatherBlockQuantized: elements of a table of integers with a scale per block.
+
+    Integers of the type uint8 lie in the bits of the last axis.
+    """
+    zero = np.zeros((), np.int8) if zero_points is None else zero_points
+    if data.dtype == np.uint8 and bits_of(data.dtype) == 8:
+        data = _unpack_last_axis(data, bits)
+        if zero_points is None:
+            zero = np.array(1 << (bits - 1))
+        else:
+            zero = _unpack_last_axis(zero, bits)[..., : scales.shape[-1]]
+    codes = Value.known(data)
+    table = dequantize(codes, scales, Value.known(zero), quantize_axis, block_size)
+    return gather(table.typed(scales.dtype), indices, axis=gather_axis)
+
+
+def _unpack_last_axis(stored: Array, bits: int) -> Array:
+    return _unpack_codes(stored, stored.size // stored.shape[-1], bits).reshape(
+        *stored.shape[:-1], -1
+    )
 
 
 def _unpack_codes(stored: Array, rows: int, bits: int) -> Array:

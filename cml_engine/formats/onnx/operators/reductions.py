@@ -434,6 +434,7 @@ def group_normalization(
     stash_type: int = 1,
 ) -> Value:
     channels = x.shape[1]
+    scale, offset = (v.reshape([v.size]) for v in (scale, offset))  # ONNX's function reshapes them
     if call.opset < 21 and scale.shape == (num_groups,):  # one scale per group, not per channel
         group_shape = [num_groups, channels // num_groups]
         scale, offset = (

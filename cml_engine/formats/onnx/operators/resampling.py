@@ -27,8 +27,8 @@ from cml_engine.formats.onnx.values import (
     Value,
     allocate,
     checked_axes,
-    constant,
     ints,
+    numbers,
     per_channel,
     zeros,
 )
@@ -121,11 +121,11 @@ def resize(
     resized_axes = checked_axes(axes, x.rank)
     regions = [(0.0, 1.0)] * len(resized_axes)
     if coordinate_transformation_mode == _CROP and roi is not None:
-        region = constant(roi, "the region").tolist()
+        region = numbers(roi, "the region").tolist()
         regions = list(zip(region[: len(resized_axes)], region[len(resized_axes) :], strict=True))
     known_scales = None if scales is None or scales.shape == (0,) else scales
     factors: list[float] = (
-        [] if known_scales is None else constant(known_scales, "the scales").tolist()
+        [] if known_scales is None else numbers(known_scales, "the scales").tolist()
     )
     extents = None if sizes is None else ints(sizes, "the sizes")
     if (known_scales is None) == (extents is None):

@@ -1,4 +1,5 @@
-"""Imports operators of sequences, lists of tensors whose length is known at import.
+"""Imports operators of sequences, lists of tensors whose length is known at import, and of optional
+values, of which it is known whether they have an element.
 
 They leave no operators but the splits and concatenations of their tensors.
 """
@@ -7,12 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from cml_engine.formats.onnx.model import OnnxGraph
+from cml_engine.formats.onnx.model import OnnxGraph, ValueInfo
 from cml_engine.formats.onnx.op_schemas import OnnxCall, element_type, op
 from cml_engine.formats.onnx.values import (
+    EmptyOptional,
     InvalidNode,
     SequenceValue,
     Value,
+    as_value,
     checked_axis,
     concat,
     ints,
@@ -65,6 +68,23 @@ def sequence_erase(sequence: SequenceValue, position: int = -1) -> Value:
 @op("SequenceLength", _KNOWN, takes_sequences=True)
 def sequence_length(sequence: SequenceValue) -> Value:
     return Value.known(np.array(len(sequence.elements), np.int64))
+
+
+@op("Optional", "nothing", takes_sequences=True)
+def optional(element: Value | None = None, *, type: ValueInfo | None = None) -> Value:
+    return EmptyOptional([]) if element is None else element
+
+
+@op("OptionalHasElement", _KNOWN, takes_sequences=True)
+def optional_has_element(value: Value | None = None) -> Value:
+    return as_value(value is not None and not isinstance(value, EmptyOptional))
+
+
+@op("OptionalGetElement", "nothing", takes_sequences=True)
+def optional_get_element(value: Value) -> Value:
+    if isinstance(value, EmptyOptional):
+        raise InvalidNode(f"its input is a {value}")
+    return value
 
 
 @op("SplitToSequence", "split, slice, squeeze")
