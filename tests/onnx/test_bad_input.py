@@ -123,6 +123,8 @@ WRONG_SHAPES = [
     ([1, 2, 4], "y = InstanceNormalization(x, c, d)", {"c": [2], "d": [1]}, "a parameter"),
     ([1, 1, 4], "y = BatchNormalization(x, c, c, c, c)", {"c": [2]}, "a parameter"),
     ([1, 1, 4], "q = QuantizeLinear(x, c); y = DequantizeLinear(q, c)", {"c": [2]}, "a scale"),
+    ([1, 4], "z = QuantizeLinear(x, c, axis=1, block_size=4); y = Cast(z, to=1)", {"c": [2, 1]},
+     "float32.2,1. of float32.1,4. in blocks of 4"),
     ([1, 4], "z = Concat(x, c, axis=0); y = Concat(x, d, axis=1)", {"c": [0, 4], "d": [0, 4]},
      "axis 1 of float32.1,4., float32.0,4."),
     ([1, 4], "y = Gather(x, c)", {"c": [2]}, "the indices are float32.2., wanted integers"),
@@ -148,6 +150,23 @@ def test_inputs_of_one_number_have_one():
     refused(model("y = CumSum(x, two)", weights=weights), "axis has 2 values, wanted one")
     refused(model("h = HannWindow(two); y = Add(x, h)", weights=weights), "wanted one")
     refused(model("y = OneHot(x, one, three)", weights=weights), "wanted 2 numbers")
+
+
+@pytest.mark.parametrize("index", [-5, -3, 2])
+@pytest.mark.parametrize(
+    "call",
+    ["Gather(x, i, axis=1)", "GatherND(x, i)", "GatherElements(x, i, axis=1)",
+     "ScatterND(x, i, u)", "ScatterElements(x, i, v, axis=1)"],
+)  # fmt: skip
+def test_indices_outside_are_refused(call, index):
+    """An index of 2 elements is -2 to 1; only scatters skip others at run time."""
+    indices = np.array([[0, index]])
+    known = {"i": indices, "u": np.ones(1, np.float32), "v": np.ones((1, 2), np.float32)}
+    refused(model(f"y = {call}", "x: [1, 2]", "y", known), f"index {index} of 2 elements")
+    if call.startswith("Gather"):
+        graph = load(model(f"y = {call}", "x: [1, 2], i: int64[1, 2]", "y"))
+        with pytest.raises(CmlError, match="wrong"):
+            cml.Session(graph, "cpu").run({"x": np.zeros((1, 2)), "i": indices})
 
 
 @pytest.mark.parametrize(

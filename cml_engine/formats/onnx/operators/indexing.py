@@ -31,14 +31,20 @@ from cml_engine.formats.onnx.values import (
 from cml_engine.ir.graph import Array
 
 
+def _check_indices(array: Array, extents: Array) -> None:
+    """Raises an error if an index is outside its extent; ``extents`` broadcast with the indices."""
+    is_outside = (array < -extents) | (array >= extents)
+    if is_outside.any():
+        extent = np.broadcast_to(extents, array.shape)[is_outside][0]
+        raise InvalidNode(f"index {array[is_outside][0]} of {extent} elements")
+
+
 def _positive_indices(array: Array, extent: int) -> Array:
     """Returns known indices as int64, with negative ones, which count from the end, made positive.
 
     Raises an error if an index is outside ``extent`` elements.
     """
-    if array.size and (array.min() < -extent or array.max() >= extent):
-        invalid = array[(array < -extent) | (array >= extent)].flat[0]
-        raise InvalidNode(f"index {invalid} of {extent} elements")
+    _check_indices(array, np.array(extent))
     return np.asarray(array % extent if extent else array, np.int64)
 
 
@@ -105,7 +111,7 @@ def gather_nd(x: Value, indices: Value, *, batch_dims: int = at_least(0, 0)) -> 
     depth = indices.shape[-1]
     indexed = range(batch_dims, batch_dims + depth)
     indices = _valid(indices, [x.shape[axis] for axis in indexed])
-    indices = _wrap_indices(indices, [extent(x, axis) for axis in indexed])
+    indices = _from_start(x, indices, indexed)
     if batch_dims:
         # prepend each element's batch indices to the given indices
         grid = np.indices(indices.shape[:-1])[:batch_dims]
@@ -124,8 +130,11 @@ def gather_elements(x: Value, indices: Value, *, axis: int = 0) -> Value:
 def _from_start(x: Value, indices: Value, axes: Sequence[int]) -> Value:
     """Returns indices of which none is negative if an axis that they index is counted.
 
-    The operators count negative ones from the end of the largest extent.
+    The operators count negative ones from the end of the largest extent. Raises an error if a
+    known index is outside its axis.
     """
+    if indices.array is not None:
+        _check_indices(indices.array, np.array([x.shape[axis] for axis in axes]))
     if not any(axis in x.counts for axis in axes):
         return indices
     return _wrap_indices(indices, [extent(x, axis) for axis in axes])

@@ -48,7 +48,7 @@ def _ranged(value: Value, x: Value, axis: int, block: int) -> Value:
 
 
 def _blocks(value: Value, x: Value, axis: int, block: int) -> Value:
-    if value.rank != x.rank or -(-x.shape[axis] // block) != value.shape[axis]:
+    if value.shape != scales_shape(x.shape, axis, block):
         raise InvalidNode(f"{value} of {x} in blocks of {block}")
     before, count, after = value.shape[:axis], value.shape[axis], value.shape[axis + 1 :]
     repeated = value.unsqueeze([axis + 1]).expand([*before, count, block, *after])
