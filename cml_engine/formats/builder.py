@@ -206,7 +206,7 @@ class ImportBuilder(GraphConstruction):
         """
         facts = {f"x{i}": self.facts[name] for i, name in enumerate(inputs)}
         operands = [TensorRef(name, fact.dtype) for name, fact in facts.items()]
-        return expand(op, [operands] if is_list else operands, attrs, facts)
+        return expand(op, [operands] if is_list else operands, attrs, facts, self.source)
 
     def splice(self, graph: Graph, inputs: Sequence[str], base: str) -> list[str]:
         """Copies the nodes and constants of ``graph`` and returns the new names of its outputs.

@@ -94,6 +94,8 @@ WRONG = [
     ("y = Softmax(x, axis=7)", {}, "axis 7 of 2"),
     ("y = Transpose(x, perm=[0, 0])", {}, "name one twice"),
     ("y = MatMul(x, w)", ONES, "<bytes>: MatMul 'y': matmul"),
+    ("y = Einsum(x, w, equation='ij,jk->ik')", ONES, "<bytes>: Einsum 'y': index 'j' is 4 and 5"),
+    ("b = Cast(x, to=9); y = Einsum(b, b, equation='ij,ij->i')", {}, "<bytes>: Einsum 'y': "),
     ("y = Gather(x, w, axis=1)", {"w": np.array([9])}, "Gather 'y': index 9 of 4"),
     ("s = Cast(x, to=7); y = Expand(x, s)", {}, "Expand 'y'.*computed from 'x'.*constants="),
 ]

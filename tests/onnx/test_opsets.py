@@ -71,7 +71,11 @@ FORMS = {
         (12, "y = Celu(x, alpha=-0.5)"),
     ],
     (2, 3, 0): [(13, f"y = Flatten(x, axis={axis})") for axis in (0, 1, 2, 3, -1)],
-    (0, 3, 2): [(13, f"y = Flatten(x, axis={axis})") for axis in (0, 1, -1)],
+    (0, 3, 2): [
+        *((13, f"y = Flatten(x, axis={axis})") for axis in (0, 1, -1)),
+        (13, "y = Einsum(x, one, equation='abc,c->bac')"),
+        (13, "y = Einsum(x, one, equation='abc,a->bc')"),
+    ],
     (5, 3, 4): [
         (7, "y, z = LSTM(x, W, R, B, hidden_size=2, direction='bidirectional')"),
         (14, "y, z = LSTM(x, W, R, B, hidden_size=2, direction='bidirectional', clip=0.5)"),
@@ -94,7 +98,7 @@ def shared_weights(rng):
     }  # fmt: skip
     return {name: np.array(numbers, np.int64) for name, numbers in integers.items()} | {
         "c": random(4), "d": np.abs(random(4)) + 0.1, "m": random(4, 4), "v": random(4),
-        "w": random(4, 2, 3, 3), "k": random(4, 4, 3, 3), "two": np.float32(2),
+        "w": random(4, 2, 3, 3), "k": random(4, 4, 3, 3), "two": np.float32(2), "one": random(1),
         "g": random(2), "g1": random(1, 2), "g2": random(2, 1),
         "h": random(6), "h1": random(1, 6), "h2": random(1, 6, 1),
         "scale": np.float32(0.05), "zero": np.uint8(100), "lengths": np.int32([5, 2, 1]),

@@ -21,6 +21,7 @@ from cml_engine.formats.onnx.values import (
     expandable,
     fragment,
     unsupported_error,
+    zeros,
 )
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import Array
@@ -148,6 +149,9 @@ def einsum(*operands: Value, equation: str) -> Value:
     missing = [label for label in result if not any(label in term for _, term in pairs)]
     if missing:
         raise InvalidNode(f"equation '{equation}': no operand has '{missing[0]}'")
+    extents = {c: n for value, term in pairs for c, n in zip(term, value.shape, strict=True)}
+    if 0 in extents.values():  # a sum of nothing
+        return zeros([extents[label] for label in result], first.dtype)
     if first.kind == "integer":
         return wrap(_integer_einsum(pairs, result), first.dtype)
     equation = f"{','.join(term for _, term in pairs)}->{result}"
@@ -228,14 +232,15 @@ def _diagonal(value: Value, first: int, second: int) -> Value:
 
 
 def _squeeze_ones(pairs: Sequence[tuple[Value, str]]) -> list[tuple[Value, str]]:
-    """Returns operands and labels without axes of 1 that broadcast against longer ones."""
+    """Returns operands and labels without axes of 1 that broadcast against another extent."""
     extents: dict[str, int] = {}
     for value, term in pairs:
         for label, n in zip(term, value.shape, strict=True):
-            extents[label] = max(extents.get(label, 1), n)
+            if n != 1 and extents.setdefault(label, n) != n:
+                raise InvalidNode(f"index '{label}' is {extents[label]} and {n}")
     squeezed = []
     for value, term in pairs:
-        ones = [a for a, c in enumerate(term) if value.shape[a] == 1 < extents[c]]
+        ones = [a for a, c in enumerate(term) if value.shape[a] == 1 != extents.get(c, 1)]
         labels = "".join(c for a, c in enumerate(term) if a not in ones)
         squeezed.append((value.squeeze(ones), labels))
     return squeezed
