@@ -31,12 +31,19 @@ from cml_engine.formats.onnx.values import (
 from cml_engine.ir.graph import Array
 
 
-def _check_indices(array: Array, extents: Array) -> None:
-    """Raises an error if an index is outside its extent; ``extents`` broadcast with the indices."""
-    is_outside = (array < -extents) | (array >= extents)
-    if is_outside.any():
-        extent = np.broadcast_to(extents, array.shape)[is_outside][0]
-        raise InvalidNode(f"index {array[is_outside][0]} of {extent} elements")
+def _check_indices(array: Array, extents: Sequence[int]) -> None:
+    """Raises an error if a known index is outside its axis.
+
+    ``extents`` has one extent for all indices, or one per element of the last axis.
+    """
+    if not array.size:
+        return
+    axes = tuple(range(array.ndim - (len(extents) > 1)))
+    bounds = zip(np.atleast_1d(array.min(axes)), np.atleast_1d(array.max(axes)), strict=True)
+    for indices, count in zip(bounds, extents, strict=True):
+        for index in indices:
+            if not -count <= index < count:
+                raise InvalidNode(f"index {index} of {count} elements")
 
 
 def _positive_indices(array: Array, extent: int) -> Array:
@@ -44,7 +51,7 @@ def _positive_indices(array: Array, extent: int) -> Array:
 
     Raises an error if an index is outside ``extent`` elements.
     """
-    _check_indices(array, np.array(extent))
+    _check_indices(array, [extent])
     return np.asarray(array % extent if extent else array, np.int64)
 
 
@@ -134,7 +141,7 @@ def _from_start(x: Value, indices: Value, axes: Sequence[int]) -> Value:
     known index is outside its axis.
     """
     if indices.array is not None:
-        _check_indices(indices.array, np.array([x.shape[axis] for axis in axes]))
+        _check_indices(indices.array, [x.shape[axis] for axis in axes])
     if not any(axis in x.counts for axis in axes):
         return indices
     return _wrap_indices(indices, [extent(x, axis) for axis in axes])
