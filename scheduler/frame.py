@@ -366,20 +366,21 @@ def encode_slices(
             report.reason = "device error"
             jobs.fail(working[network], why)
     if report.reason == "device error":
-        fail_all_where_lost(jobs, report)
+        fail_all_where_lost(jobs)
     _begin_cpu_steps(jobs, encoder)
     _finish(jobs, encoder, report)
     _request_reads(jobs, encoder)
 
 
-def fail_all_where_lost(jobs: Lifecycle, report: FrameReport) -> None:
-    """Fails all jobs if the device is lost, and sets the report's reason to "device error"."""
+def fail_all_where_lost(jobs: Lifecycle) -> bool:
+    """Fails all jobs if the device is lost; returns True if it is."""
     try:
         jobs.executor.check()
     except Exception as error:
-        report.reason = "device error"
         for job in jobs.job_list.jobs:
             jobs.fail(job, error)
+        return True
+    return False
 
 
 def _finish(jobs: Lifecycle, encoder: wgpu.GPUCommandEncoder, report: FrameReport) -> None:

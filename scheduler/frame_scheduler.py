@@ -537,7 +537,8 @@ class FrameScheduler:
         now = self._steady.now_ms()
         report = FrameReport(self.frame, now, self.next_budget_ms, 0.0, "frame not ended")
         # a lost device may be why the host did not end the frame
-        fail_all_where_lost(self.lifecycle, report)
+        if fail_all_where_lost(self.lifecycle):
+            report.reason = "device error"
         return report
 
     def _encode(self, encoder: wgpu.GPUCommandEncoder) -> FrameReport:
@@ -636,7 +637,8 @@ class FrameScheduler:
         """Discards the encoded frame; call it instead of the submit and :meth:`end_frame`.
 
         A host does so if it throws the encoder away (the window changed its size, its surface
-        was lost). The jobs continue from their state before the frame.
+        was lost). The jobs continue from their state before the frame, or fail if the device is
+        lost.
         """
         with self.lifecycle.lock:
             if self.lifecycle.open_frame is None:
@@ -652,6 +654,8 @@ class FrameScheduler:
                 self.lifecycle.recorder.abandoned_frame()
             self.frame += 1
             self.lifecycle.pace = self._pace()
+            # a lost device may be why the host discards the frame
+            fail_all_where_lost(self.lifecycle)
 
 
 def _budget_of(budget_ms: object, frame_ms: float) -> FixedBudget | SpareBudget:

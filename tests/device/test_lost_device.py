@@ -183,3 +183,21 @@ def test_every_call_on_a_lost_device_raises_device_error(timestamps):
     told = re.compile("device was lost.*make a new device", re.DOTALL)
     assert [name for name in reaching if not told.search(messages[name])] == []
     assert [name for name, call in without.items() if message_of(call)] == []
+
+
+def test_jobs_fail_where_the_host_drops_the_frames_of_a_lost_device():
+    """A host whose ``finish`` raises calls ``abandon_frame``, and no driver call of a scheduler."""
+    device = open_device()
+    gpu = cml.Gpu(device=device)
+    session = cml.Session(conv_net(), gpu)
+    scheduler = FrameScheduler(gpu, budget_ms=50.0)
+    job = scheduler.submit(session, IMAGE)
+    device.destroy()
+    encoder = device.create_command_encoder()
+    scheduler.encode(encoder)
+    with pytest.raises(wgpu.GPUError):
+        encoder.finish()
+    scheduler.abandon_frame()
+    assert job.state == "failed" and "make a new device" in job.error
+    with pytest.raises(cml.DeviceError, match="make a new device"):
+        session.run(IMAGE)
