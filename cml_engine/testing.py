@@ -353,10 +353,24 @@ def _compare(
         for name in (n for n in node.outputs if n in expected and n in actual):
             verdict = compare(actual[name], expected[name], tolerance)
             if not verdict.ok:
-                parts = (f"{name}: {verdict.problem}", advice(node, tolerance, verdict))
+                parts = (
+                    f"{name}: {verdict.problem}",
+                    _describe_unwritten(actual[name]),
+                    advice(node, tolerance, verdict),
+                )
                 raise AssertionError("; ".join(filter(None, parts)))
             worst = max(worst, verdict.worst)
     return worst
+
+
+def _describe_unwritten(array: Array) -> str:
+    """Returns how many values still are the sentinel, or were computed from it; "" for none."""
+    if array.dtype.itemsize != 4:
+        return ""
+    count = np.count_nonzero(np.ascontiguousarray(array).view(np.uint32) == SENTINEL)
+    if not count:
+        return ""
+    return f"{count} of {array.size} values were not written, or computed from unwritten memory"
 
 
 def reference(

@@ -19,6 +19,7 @@ _CORE_ML = (
 #: by suffix: what the file is, and how the model in it becomes one that can be loaded
 _FOREIGN = {
     **dict.fromkeys((".pt", ".pth", ".ckpt", ".pt2"), ("a PyTorch file", _TORCH)),
+    ".py": ("a Python program", _TORCH),
     ".safetensors": (
         "a file of weights without a network",
         _TORCH + ', or, for a model of NNEF text, cml.load(MODEL, weights="{file}")',

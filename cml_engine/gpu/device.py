@@ -210,14 +210,16 @@ _RAISED_LIMITS = (
     "max-compute-workgroups-per-dimension",
     "max-texture-array-layers",
 )
-#: features that naga lacks, and their replacements
-_NAGA_HINTS = {
+#: what wgpu refuses in kernels, by words of its message, and the replacements
+_HINTS = {
     "DotProduct": "write the dot() of integers out as a sum",
     "`f16` extension": "the device lacks shader-f16: make half an alternative of a float kernel, "
     "with a cost of None where op.limits.half_arithmetic is False",
     "Int64": "64-bit integers are not available",
     "Float64": "double is not available: use float",
     "f64": "double is not available: use float",
+    "missing from the pipeline layout": "a kernel binds its operator's tensors only: make what its "
+    "own texture, buffer or sampler holds an input",
     "DrawParameters": "write SV_VulkanVertexID and SV_VulkanInstanceID",
 }
 #: bytes of the slice uniform: first group, end group, row stride, padding
@@ -397,7 +399,8 @@ class Device:
             )
         except (wgpu.GPUError, RuntimeError) as error:
             raise_if_lost(error)
-            raise DeviceError(f"the driver refused kernel '{key.label}': {error}") from error
+            reason = f"{error}{_hint(error)}"
+            raise DeviceError(f"the driver refused kernel '{key.label}': {reason}") from error
         return Pipeline(key.label, built, layout)
 
     def _create_module(
@@ -407,10 +410,9 @@ class Device:
             return create_shader_module(self.device, label, code, trusted)
         except (wgpu.GPUError, RuntimeError) as error:
             raise_if_lost(error)
-            hints = (f"; {hint}" for name, hint in _NAGA_HINTS.items() if name in str(error))
-            reason = _reason(error) + next(hints, "")
             raise ShaderCompileError(
-                f"kernel '{path}' compiles, but wgpu does not take it: {reason}"
+                f"kernel '{path}' compiles, but wgpu does not take it: "
+                f"{_reason(error)}{_hint(error)}"
             ) from error
 
     def _layout(self, tensors: int, params_bytes: int) -> wgpu.GPUBindGroupLayout:
@@ -441,6 +443,11 @@ def submitted_pass(device: wgpu.GPUDevice, label: str = "") -> Iterator[wgpu.GPU
     yield compute
     compute.end()
     device.queue.submit([encoder.finish()])
+
+
+def _hint(error: Exception) -> str:
+    """Returns what to write instead, behind a semicolon; "" if the message is not known."""
+    return next((f"; {hint}" for words, hint in _HINTS.items() if words in str(error)), "")
 
 
 def _reason(error: Exception) -> str:

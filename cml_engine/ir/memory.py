@@ -371,8 +371,9 @@ def exhausted_message(
         lines.append(f"  {reason}")
     lines += holdings_table(stats.holdings)
     lines.append(
-        "Free some of it, raise the budget, or let networks that never run at the same time share "
-        'their activations: cml.Session(graph, gpu, arena="shared:NAME").'
+        "Free some of it, raise the budget, compute in bands of rows "
+        "(CompileOptions(arena_limit=BYTES)), or let networks that never run at the same time "
+        'share their activations: cml.Session(graph, gpu, arena="shared:NAME").'
     )
     return "\n".join(lines)
 

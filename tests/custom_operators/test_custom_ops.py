@@ -240,6 +240,12 @@ def test_kernel_refused_by_wgpu_gives_a_message(gpu):
         session_of(gpu)
 
 
+def test_a_kernel_with_a_resource_of_its_own_is_refused_with_the_remedy(gpu):
+    declare("Texture2D t; void kernel(uint i) { y[i] = x[i] + t.Load(int3(0, 0, 0)).x; }")
+    with pytest.raises(DeviceError, match="binds its operator's tensors only"):
+        session_of(gpu)
+
+
 def test_the_suite_validates_spirv(gpu):
     """A condition of one lane must not choose between vectors, though llvmpipe and naga take it."""
     declare("void kernel(uint i) { y[i] = select(x[i] > 0, float2(1, 2), x[0]).x; }")
@@ -268,6 +274,10 @@ WRONG = {
     "outside": (
         "y[thread] = x[thread]; if (thread == 0) { y[y_size + 3] = 1; }",
         "outside its tensors",
+    ),
+    "unwritten": (
+        "if (thread % 10 != 0) { y[thread] = x[thread]; }",
+        "100 of 1000 values were not written",
     ),
     "partition": ("y[thread] = x[thread] + 1e-7 * (cml_first == 0);", "partition"),
 }
