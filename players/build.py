@@ -42,8 +42,9 @@ def build_core(target: Path = CORE) -> Path:
     mark = f"// Made by players/build.py from sources with the SHA-256 {digest}\n"
     if target.is_file() and target.read_text("utf-8").startswith(mark):
         return target
+    core = pack_core(compile_wasm(sources))
     with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False, suffix=".js") as file:
-        file.write(mark + pack_core(compile_wasm(sources)))
+        file.write(mark + core)
     Path(file.name).replace(target)
     return target
 

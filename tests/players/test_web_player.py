@@ -13,6 +13,7 @@ import pytest
 
 import cml_engine as cml
 import cml_engine.demo_game.operators
+import players.build
 from cml_engine.cooked import cook
 from cml_engine.cooked.kernels import read_kernels
 from cml_engine.cooked.reader import Container
@@ -40,6 +41,13 @@ MODULES = sorted(WEB.glob("*.js"))
 
 def test_the_player_and_its_tests_are_typed():
     run_deno("check", *MODULES, *sorted(HERE.glob("*.js")))
+
+
+def test_a_build_without_a_compiler_leaves_no_file(monkeypatch, tmp_path):
+    monkeypatch.setattr(players.build, "find_compiler", lambda: False)
+    with pytest.raises(players.build.BuildError, match="pip install ziglang"):
+        players.build.build_core(tmp_path / "core.js")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_web_player_imports_only_its_core():

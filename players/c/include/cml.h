@@ -152,7 +152,7 @@ typedef struct cml_backend cml_backend; /* cml_backend.h */
 typedef enum cml_log_level { CML_LOG_INFO, CML_LOG_WARNING, CML_LOG_ERROR } cml_log_level;
 
 typedef struct cml_options {    /* 0 and NULL choose the default */
-    const cml_backend *backend; /* required; copied */
+    const cml_backend *backend; /* required; copied; of this scheduler, which destroys it */
     cml_allocator allocator;
     double (*now_ms)(void *user); /* a steady clock */
     void *now_user;

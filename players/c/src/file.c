@@ -30,7 +30,10 @@ cml_status cml__find_section(file *f, const char *tag, uint32_t number, section_
         if (!has_tag(row, tag) || row->number != number) continue;
         *section = (span){f->contents.data + row->offset, row->nbytes};
         if (!f->hashed[i] && !has_digest(*section, row->digest))
-            return BAD(f, "the section '%.8s' %u is damaged (its SHA-256 is another)", tag, number);
+            return BAD(
+                f,
+                "the section '%.8s' %u is damaged (its SHA-256 is another): copy or cook it again",
+                tag, number);
         f->hashed[i] = 1;
         return use == SECTION_REQUIRED ? CML_OK : copy_span(f, section);
     }
@@ -77,19 +80,21 @@ cml_status cml__open_file(file *f) {
     file_header head;
     memset(&head, 0, sizeof head);
     if (size >= sizeof head) memcpy(&head, f->contents.data, sizeof head);
-    if (memcmp(head.magic, magic, 8) != 0) return BAD(f, "it does not begin as one");
+    if (memcmp(head.magic, magic, 8) != 0)
+        return BAD(f, "it does not begin as one: `cml cook MODEL -o net.cml` makes one");
     if (head.format != COOKED_FORMAT)
         return cml__fail(
             f->error, CML_ERROR_STALE,
             "the file has format %u, this player reads %d: cook it anew, or take a newer player",
             head.format, COOKED_FORMAT);
     if (head.nbytes != size)
-        return BAD(f, "it states %llu bytes, and has %llu", ULL(head.nbytes), ULL(size));
+        return BAD(f, "it states %llu bytes, and has %llu: copy or cook it again", ULL(head.nbytes),
+                   ULL(size));
     span table = {f->contents.data + sizeof head, sizeof *f->sections * (uint64_t)head.sections};
     end = sizeof head + table.size;
     if (head.sections > COOKED_MOST_SECTIONS || end > size || !ALL_ZERO(head.reserved_80) ||
         !has_digest(table, head.table_digest))
-        return BAD(f, "its header, or its table of sections, is damaged");
+        return BAD(f, "its header, or its table of sections, is damaged: copy or cook it again");
     f->totals = (cml_limits){head.totals.code_bytes, head.totals.device_bytes, head.totals.kernels,
                              head.totals.steps};
     TRY(check_limits(f));
