@@ -45,7 +45,8 @@ class Summary:
 
     def _times(self) -> str:
         if not self.times:
-            why = "none measured yet" if self.timestamps else "the device has no timestamps"
+            compiling = "none yet: kernels were still being compiled. The next run has them cached"
+            why = compiling if self.timestamps else "the device has no timestamps"
             return f"GPU time of the network's slices: {why}"
         spent = [report.measured_ms or 0.0 for report in self.times]
         over = sum(report.over_budget for report in self.times)
