@@ -317,7 +317,10 @@ class Device {
   /** @type {any} */ encoder = null;
   /** @type {any} */ pass = null;
   lost = "";
-  /** @param {GPUDevice} gpu */ static of(gpu) { return getOrMake(Device._known, gpu, () => new Device(gpu)); }
+  /** @param {GPUDevice} gpu */ static of(gpu) {
+    if (!gpu) throw refused(`the device is ${gpu}: requestDevice() makes one`);
+    return getOrMake(Device._known, gpu, () => new Device(gpu));
+  }
   /** @param {GPUDevice} gpu */ constructor(gpu) {
     this.gpu = gpu;
     const info = /** @type {any} */ (gpu.adapterInfo);
@@ -679,9 +682,10 @@ export class JobOutput {
 
 /** Checks a job's inputs. @param {Network} network @param {Record<string, any>} inputs */
 function acceptAll(network, inputs) {
+  const accepted = Object.entries(inputs).map(([name, value]) => ({ name, value: accept(network, name, value) }));
   const lacking = [...network.inputs.keys()].filter((name) => !(name in inputs));
   if (lacking.length) throw refused(`network '${network.name}' wants the inputs ${lacking.join(", ")} too`);
-  return Object.entries(inputs).map(([name, value]) => ({ name, value: accept(network, name, value) }));
+  return accepted;
 }
 
 /** @param {Network} network @param {string} name @param {any} value @returns {any} its numbers in an array of their type, or itself */
@@ -695,7 +699,7 @@ function accept(network, name, value) {
   }
   const tensor = value instanceof JobOutput ? value.job.network.outputs.get(value.name)?.place : value;
   if (value instanceof JobOutput && !tensor) throw refused(`job '${value.job.name}' has no output '${value.name}'`);
-  if (!tensor?.shape) throw refused(`${expected} as ${ArrayType.name}, got ${typeof value}`);
+  if (!tensor?.shape) throw refused(`${expected} as ${ArrayType.name}, got ${value?.constructor?.name ?? value}`);
   const same = tensor.type === place.type && tensor.layout === place.layout;
   if (!same || String(tensor.shape) !== String(place.shape) || tensor.bytes !== place.bytes) {
     throw refused(`${expected} ${place.layout}, got ${tensor.type} [${tensor.shape}] ${tensor.layout}`);

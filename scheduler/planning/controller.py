@@ -674,9 +674,16 @@ class BudgetController:
         return self._current.is_known and self._current.skips
 
     def describe(self, budget: FixedBudget | SpareBudget) -> str:
-        """Returns a sentence if frames are late for guaranteed work; "" otherwise."""
+        """Returns a sentence about a spare budget: what it lacks, or what it costs; "" for none."""
+        if isinstance(budget, FixedBudget):
+            return ""
+        if not self._current.is_known:
+            return (
+                "the time that the frame leaves is not known: call render_took() or frame_took() "
+                f"in each frame; until then the networks get {budget.least_ms:.1f} ms"
+            )
         late_share = self._current.forced_late_share
-        if isinstance(budget, FixedBudget) or late_share < _TOLD:
+        if late_share < _TOLD:
             return ""
         elapsed_ms = self._current.usual_elapsed_ms or self._current.expected_ms
         return (

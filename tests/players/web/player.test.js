@@ -279,8 +279,8 @@ test("inputs are checked when they are handed in", async (gpu) => {
   };
   /** @type {[any, string][]} */
   const wrong = [
-    [{}, "wants the inputs x"], [{ x: X, z: X }, "no input 'z'; it has x"],
-    [{ x: X.slice(1) }, `${ELEMENTS - 1} numbers`], [{ x: new Int32Array(ELEMENTS) }, "as Float32Array"],
+    [{}, "wants the inputs x"], [{ x: X, z: X }, "no input 'z'; it has x"], [{ z: X }, "no input 'z'; it has x"],
+    [{ x: X.slice(1) }, `${ELEMENTS - 1} numbers`], [{ x: new Int32Array(ELEMENTS) }, "as Float32Array, got Int32Array"],
     [{ x: null }, "as Float32Array"], [{ x: tensor }, "COPY_SRC"],
     [{ x: { ...tensor, shape: [ELEMENTS] } }, `[${ELEMENTS}] plain`],
   ];
@@ -289,6 +289,7 @@ test("inputs are checked when they are handed in", async (gpu) => {
   }
   await refused(() => submit(X, network, { deadlineMs: NaN }), "InputError", "NaN");
   await refused(() => new Scheduler(gpu, { budgetMs: -1 }), "InputError", "-1");
+  await refused(() => new Scheduler(/** @type {any} */ (null)), "InputError", "requestDevice() makes one");
   assert(!scheduler.jobs.length, "nothing was taken");
 });
 
