@@ -289,7 +289,7 @@ test("inputs are checked when they are handed in", async (gpu) => {
   }
   await refused(() => submit(X, network, { deadlineMs: NaN }), "InputError", "NaN");
   await refused(() => new Scheduler(gpu, { budgetMs: -1 }), "InputError", "-1");
-  await refused(() => new Scheduler(/** @type {any} */ (null)), "InputError", "requestDevice() makes one");
+  await refused(() => loadFile(/** @type {any} */ (null), "counter"), "InputError", "requestDevice() makes one");
   assert(!scheduler.jobs.length, "nothing was taken");
 });
 
