@@ -332,6 +332,18 @@ def test_invalid_frame_time_is_ignored_and_counted(given, value):
     assert all(r.measured_ms is None or math.isfinite(r.measured_ms) for r in loop.reports)
 
 
+def test_a_spare_budget_that_is_told_no_times_says_so():
+    scheduler = Loop(budget_ms="spare").scheduler
+    lacking = "call render_took() or frame_took() in each frame"
+    assert f"{lacking}; until then the networks get 0.5 ms" in scheduler.describe()
+    for _ in range(5):
+        scheduler.encode(None)
+        scheduler.end_frame()
+        scheduler.render_took(6.0)
+    assert lacking not in scheduler.describe()
+    assert lacking not in Loop(budget_ms=4.0).scheduler.describe()
+
+
 def test_a_frame_of_many_seconds_is_soon_forgotten():
     loop = Loop(budget_ms="spare")
     for ms in (8.0, 1e300, *[8.0] * 200):
