@@ -22,6 +22,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -257,6 +258,10 @@ def driver_advice() -> str:
 
 def setup(arguments: Sequence[str]) -> int:
     """make .venv and look for a GPU; further arguments are extras, such as game"""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    if unknown := [extra for extra in arguments if extra not in extras]:
+        raise TaskError(f"no extra is called '{unknown[0]}': choose among {', '.join(extras)}")
     if STAMP.exists():
         write_stamp(replace(read_stamp(), gpu=""))  # a driver may have been installed since
     prepare(*arguments)
@@ -286,10 +291,10 @@ def bake(arguments: Sequence[str]) -> int:
     return python("-m", "demo_game.bake", *(arguments or BAKED))
 
 
-def cook(arguments: Sequence[str]) -> int:
+def cook(_arguments: Sequence[str] = ()) -> int:
     """cook the demo's networks, so that a wheel built afterwards contains them"""
     prepare()
-    return python("-m", "demo_game.cooking", *arguments)
+    return python("-m", "demo_game.cooking")
 
 
 def upscale(arguments: Sequence[str]) -> int:
@@ -421,6 +426,30 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "release": release,
     "help": show_help,
 }
+#: the program that takes the arguments of a command; other commands take none, but setup extras
+PROGRAMS = {
+    "demo": "demo_game", "pictures": "demo_game", "bake": "demo_game.bake",
+    "upscale": "examples.upscale", "test": "pytest", "unlike": "pytest", "check": "pytest",
+    "prove": "tests.proofs", "cold": "tests.proofs", "bench": "benchmarks", "release": "release",
+}  # fmt: skip
+
+
+def show_options(name: str) -> int:
+    """Prints what a command does, and the options of its program if that is installed.
+
+    Installs nothing.
+    """
+    print(f"usage: python tasks.py {name} [ARGUMENT ...]\n\n  {COMMANDS[name].__doc__}")
+    if program := PROGRAMS.get(name):
+        help_command = list(map(str, [PYTHON, "-m", program, "--help"]))
+        found = PYTHON.exists() and subprocess.run(
+            help_command, cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        if found and found.returncode == 0:
+            print(f"\nIts arguments are those of python -m {program}:\n\n{found.stdout.rstrip()}")
+        else:
+            print(f"\nIts arguments are those of python -m {program}, which is not installed yet.")
+    return 0
 
 
 # ------------------------------------------------------------------ running
@@ -449,12 +478,18 @@ def python(*arguments: str) -> int:
 def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         return show_help()
-    command = COMMANDS.get(arguments[0])
+    name, *rest = arguments
+    command = COMMANDS.get(name)
     if command is None:
-        print(f"no command '{arguments[0]}'; one of: {', '.join(COMMANDS)}", file=sys.stderr)
+        print(f"no command '{name}'; one of: {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    if "-h" in rest or "--help" in rest:
+        return show_options(name)
+    if rest and name not in (*PROGRAMS, "setup"):
+        print(f"error: '{name}' takes no arguments: leave {' '.join(rest)} out", file=sys.stderr)
         return 2
     try:
-        return command(arguments[1:])
+        return command(rest)
     except TaskError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

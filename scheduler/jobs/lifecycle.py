@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from weakref import WeakMethod, WeakSet
 
 from cml_engine.compiler.plan import StepCost
-from cml_engine.errors import InputError
+from cml_engine.errors import CmlError, InputError
 from cml_engine.errors.arguments import check_input_mapping, shortened
 from cml_engine.ir.textures import on_device
 from cml_engine.runtime.session import Session
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 Admission = Literal["accept", "warn", "refuse"]
 
 
-class AdmissionError(RuntimeError):
-    """The error for a job submitted with ``admission="refuse"`` whose deadline cannot be met.
+class AdmissionError(CmlError):
+    """Raised for a job submitted with ``admission="refuse"`` whose deadline cannot be met.
 
     Examples
     --------

@@ -169,6 +169,58 @@ def test_a_similar_option_is_suggested(option, hint, capsys):
     assert code == 2 and f"unrecognized arguments: {option} cpu{hint}; see 'cml run --help'" in err
 
 
+#: command lines with an option that would have no effect, by what the message says of it
+WITHOUT_EFFECT = {
+    "info MODEL --frame-ms 8": "--frame-ms needs --budget-ms MS",
+    "info MODEL --adapter x": "--adapter needs --budget-ms MS or --decisions FILE",
+    "info MODEL --gas --arena-limit-mib 1": "leave --arena-limit-mib out",
+    "info MODEL --integer --frame-ms 8": "leave --frame-ms out",
+    "report MODEL -o report --runs 3": "--runs needs --run: give that too",
+    "validate MODEL --passes --adapter x": "leave --adapter out",
+    "cook MODEL -o x.cml --backend cpu": "--backend needs --check: give that too",
+    "cook MODEL -o x.cml --adapter x": "--adapter needs --check: give that too",
+    "quantize MODEL out --weights 8 --weight-bits 4": "leave --weight-bits out",
+    "map MODEL --inputs x.npy -o out.zarr --backend cpu --adapter x": "--adapter needs a GPU",
+    "run MODEL -i x=x.npy --backend cpu --arena-limit-mib 1": "--arena-limit-mib needs a GPU",
+    "ops conv --kernels": "leave --kernels out",
+    "example plain_loop --list": "leave 'plain_loop' or --list out",
+    "example --list --overwrite": "leave --overwrite out",
+}
+
+
+@pytest.mark.parametrize("line", WITHOUT_EFFECT)
+def test_options_without_effect_are_refused(line, model, refused, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.zeros((1, 3, 4, 4), np.float32))
+    assert WITHOUT_EFFECT[line] in refused(line.replace("MODEL", str(model)))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["small", "x.npy"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [name for name, made in commands().items() if "--trusted" in made._option_string_actions],
+)
+def test_only_cooked_files_are_trusted(command, model, refused, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.zeros((1, 3, 4, 4), np.float32))
+    message = refused(*arguments(command, model), "--trusted")
+    assert "is not cooked, so its kernels are the engine's own: leave --trusted out" in message
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("convert MODEL -o out", "cml convert takes DST without -o, after the model"),
+        ("quantize MODEL -o out", "cml quantize takes OUT without -o, after the model"),
+        ("export MODEL --write out.onnx", "cml export takes DST without -o, after the model"),
+        ("cook MODEL net.cml", "did you mean '-o FILE.cml'?"),
+        ("run MODEL out.png", "did you mean '-o NAME=FILE'?"),
+    ],
+)
+def test_a_destination_in_the_wrong_place_is_put_right(line, hint, model, refused):
+    assert hint in refused(line.replace("MODEL", str(model)))
+
+
 def test_unknown_arguments_are_refused_in_one_line(capsys):
     for argv in (["frobnicate"], [], ["info"], ["info", "a", "b"], ["run", "m", "--backend", "x"]):
         code, out, err = end(capsys, argv)

@@ -177,7 +177,9 @@ def test_a_page_opens(monkeypatch, run_cml):
     monkeypatch.setattr("webbrowser.open", opened.append)
     run_cml("docs faster --open")
     run_cml("docs index --open")
-    assert opened == [PAGES["faster"].as_uri(), (ROOT / "docs/index.md").as_uri()]
+    run_cml("docs --open")
+    index = (ROOT / "docs/index.md").as_uri()
+    assert opened == [PAGES["faster"].as_uri(), index, index]
 
 
 def messages():

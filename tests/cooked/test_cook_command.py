@@ -113,6 +113,7 @@ def test_invalid_models_and_options_are_refused(folder, tmp_path, refused):
     assert "network of floats" in refused(f"cook {model} -o {tmp_path}/x.cml --integer")
     assert "cooked already" in refused(f"cook {file} -o {tmp_path}/x.cml")
     assert "leave --shape out" in refused(f"info {file} --shape image=1,3,8,8")
+    assert "with its plans decided: leave --half out" in refused(f"info {file} --half")
     assert "is cooked: save the model" in refused(f"convert {file} {tmp_path}/x.nnef")
     (tmp_path / "broken.cml").write_bytes(file.read_bytes()[:-9])
     assert "damaged" in refused(f"info {tmp_path}/broken.cml")

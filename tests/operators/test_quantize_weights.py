@@ -161,6 +161,8 @@ def test_command(graph, tmp_path, run_cml, refused):
     report = json.loads(run_cml(f"{words} 4 --json").out)
     assert report["bits"] == 4 and report["after"] < report["before"]
     assert weight_blocks(cml.load(out).constants["m"]).bits == 4
+    same = run_cml(f"quantize {model} {out} --overwrite --json --weights 4").out
+    assert json.loads(same) == report
     message = run_cml(f"{words} 4 --max-error 0.001", ends=1).out
     assert "error of the outputs: " in message
     message = refused(f"{words} 8 --bits 16")

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -89,6 +90,36 @@ def test_missing_gpu_is_reported_with_next_step(venv, monkeypatch, capsys):
 def test_unknown_command_lists_the_commands(capsys):
     assert tasks.main(["dmo"]) == 2
     assert "demo" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", tasks.COMMANDS)
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_of_a_command_installs_nothing(name, flag, venv, capsys, tmp_path):
+    assert tasks.main([name, flag]) == 0
+    printed = capsys.readouterr().out
+    assert f"usage: python tasks.py {name}" in printed and tasks.COMMANDS[name].__doc__ in printed
+    assert ("not installed yet" in printed) == (name in tasks.PROGRAMS)
+    assert venv == [] and not list(tmp_path.iterdir())
+
+
+def test_help_of_an_installed_program_has_its_options(monkeypatch, capsys):
+    monkeypatch.setattr(tasks, "PYTHON", Path(sys.executable))
+    assert tasks.main(["prove", "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert "python -m tests.proofs:" in printed and "--cold" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["lint", "scheduler"], 2, "'lint' takes no arguments: leave scheduler out"),
+        (["cook", "x", "y"], 2, "'cook' takes no arguments: leave x y out"),
+        (["setup", "games"], 1, "no extra is called 'games': choose among compiler, game"),
+    ],
+)
+def test_arguments_that_a_command_does_not_take(words, code, said, venv, capsys):
+    assert tasks.main(words) == code
+    assert said in capsys.readouterr().err and venv == []
 
 
 def test_tasks_need_only_the_standard_library():

@@ -113,6 +113,7 @@ def load_model(
             options = "fragments", "shape", "weights", "constant", "output", "random-weights"
             refuse(a, reason, *options)
             return load_cooked(a.model, trusted=getattr(a, "trusted", False))
+        refuse(a, f"'{a.model}' is not cooked, so its kernels are the engine's own", "trusted")
         graph = load(
             a.model,
             fragments=a.fragments,
@@ -341,16 +342,25 @@ def read_inputs(
     return check_inputs(facts, {**defaults, **read})
 
 
+def is_on_host(a: Namespace) -> bool:
+    """Returns True if ``--backend`` is no GPU.
+
+    Raises :class:`InputError` for options that need a GPU with such a backend.
+    """
+    if a.backend not in ("cpu", "onnxruntime"):
+        return False
+    needy = "half", "half-arithmetic", "decide", "arena-limit-mib", "adapter"
+    if names := given(a, *needy, "dump-kernels", "debug-kernels"):
+        raise InputError(f"{names} needs a GPU: leave --backend {a.backend} out")
+    return True
+
+
 def backend_of(a: Namespace) -> Gpu | str:
     """Returns the requested backend: ``"auto"``, ``"gpu"``, ``"cpu"`` or a GPU object.
 
     It is a GPU object if options need one, such as those that dump kernels or show their prints.
-    Raises :class:`InputError` for options that need a GPU with ``--backend cpu``.
     """
-    if a.backend in ("cpu", "onnxruntime"):
-        needy = "half", "half-arithmetic", "decide", "arena-limit-mib", "adapter"
-        if names := given(a, *needy, "dump-kernels", "debug-kernels"):
-            raise InputError(f"{names} needs a GPU: leave --backend {a.backend} out")
+    if is_on_host(a):
         return "cpu"
     if getattr(a, "dump_kernels", None) or getattr(a, "debug_kernels", False):
         return gpu_of(a)

@@ -109,8 +109,7 @@ def _start(argv: Sequence[str] | None) -> int:
     a, unknown = root.parse_known_args(argv)
     if unknown:
         root.prog += f" {a.command_name}"
-        options = COMMANDS[a.command_name].options
-        hint = suggestion(unknown[0], [flag for option in options for flag in option.flags])
+        hint = _hint(a.command_name, unknown[0])
         root.error(f"unrecognized arguments: {' '.join(unknown)}{hint and f' ({hint})'}")
     limits = getattr(a, "load_limits", None)
     if limits is not None:
@@ -128,6 +127,16 @@ def _start(argv: Sequence[str] | None) -> int:
             for file in files:
                 load_file(file)
         return int(a.command(a) or 0)
+
+
+def _hint(command: str, word: str) -> str:
+    """Returns what the user may have meant by a word that the command does not take, or ""."""
+    options = {flag: option for option in COMMANDS[command].options for flag in option.flags}
+    if word in ("-o", "--write") and (option := options.get("destination")):
+        return f"cml {command} takes {option.settings['metavar']} without -o, after the model"
+    if not word.startswith("-") and (option := options.get("-o")):
+        return f"did you mean '-o {option.settings['metavar']}'?"
+    return suggestion(word, options)
 
 
 @contextlib.contextmanager

@@ -109,11 +109,18 @@ def command(group: str, example: str, *options: str | Option) -> Callable[[Run],
 
 
 def given(a: Namespace, *names: str) -> str:
-    """Returns the options with these names that the command line has, as a text; "" for none."""
+    """Returns the options with these names that the command line has, as a text; "" for none.
+
+    An option with the value of its default counts as not given.
+    """
+    options = COMMANDS[a.command_name].options
+    defaults = {flag: option.settings.get("default") for option in options for flag in option.flags}
     values = {f"--{name}": getattr(a, name.replace("-", "_"), None) for name in names}
     # a number may be 0, which equals False
     return " and ".join(
-        n for n, v in values.items() if v is not None and v is not False and v != []
+        n
+        for n, v in values.items()
+        if v is not None and v is not False and v != [] and v != defaults.get(n)
     )
 
 

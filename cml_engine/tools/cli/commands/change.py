@@ -114,7 +114,8 @@ def convert(a: Namespace) -> None:
         "--weight-bits",
         type=int,
         choices=CODE_BITS,
-        help="store only the weights as integers of 8 or 4 bits, and compute in floats as before",
+        help="store only the weights as integers of 8 or 4 bits, and compute in floats as before; "
+        "--weights 8 and --weights 4 are the same",
     ),
     flag(
         "output",
@@ -130,6 +131,9 @@ def quantize(a: Namespace) -> int:
     from cml_engine.formats.loading import save_checked
     from cml_engine.runtime.session import random_inputs
 
+    if a.weights in map(str, CODE_BITS):
+        refuse(a, f"--weights {a.weights} says the bits", "weight-bits")
+        a.weight_bits, a.weights = int(a.weights), None
     if a.weight_bits:
         refuse(
             a, "--weight-bits leaves all but the weights in floats", "bits", "sixteen", "float-tail"

@@ -9,12 +9,12 @@ from argparse import Namespace
 from pathlib import Path
 from textwrap import shorten
 
-from cml_engine.errors import DeviceError
+from cml_engine.errors import DeviceError, InputError
 from cml_engine.errors.arguments import check_known_names
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.data_folders import bundled_folder
 from cml_engine.io.output_folder import check_new_file
-from cml_engine.tools.cli.options import command, flag, option, value_option
+from cml_engine.tools.cli.options import command, flag, option, refuse, value_option
 from cml_engine.tools.cli.terminal import progress
 from cml_engine.tools.example_programs import (
     example_programs,
@@ -55,6 +55,9 @@ _NETWORK = "network"
 def example(a: Namespace) -> None:
     """Copy the example network, or a program of the documentation, into a folder."""
     if a.list:
+        if a.name != _NETWORK:
+            raise InputError(f"--list lists all programs: leave '{a.name}' or --list out")
+        refuse(a, "--list copies no file", "overwrite")
         rows = {_NETWORK: "a network that doubles pictures, and a picture"} | example_programs()
         for name, text in rows.items():
             print(f"{name:18s} {shorten(text, _WIDTH - 19, placeholder=' …')}")
@@ -172,6 +175,7 @@ def ops(a: Namespace) -> None:
 
     load_entry_points()
     if a.name:
+        refuse(a, f"'cml ops {a.name}' shows its kernels too", "kernels")
         print(operator_support.operator_text(a.name))
     elif a.kernels:
         print(operator_support.kernel_table())
@@ -189,16 +193,16 @@ def ops(a: Namespace) -> None:
         metavar="PAGE",
         help="the page to print; a list of all if left out, or for 'index'",
     ),
-    flag("output", "--open", "open the page's file instead"),
+    flag("output", "--open", "open the page's file instead; without PAGE, the index"),
 )
 def docs(a: Namespace) -> None:
     """Print a page of the documentation, or list the pages."""
     pages = documentation_pages()
-    if a.page is None or (Path(a.page).stem == "index" and not a.open):
+    name = "index" if a.page is None else Path(a.page).stem
+    if name == "index" and not a.open:
         for name, path in pages.items():
             print(f"{name:18s} {shorten(_summary(path), _WIDTH - 19, placeholder=' …')}")
         return
-    name = Path(a.page).stem
     pages = {"index": bundled_folder("docs", "docs") / "index.md", **pages}
     check_known_names((name,), pages, "there is no page", "cml docs")
     if a.open:

@@ -16,13 +16,17 @@ from cml_engine.tools.cli.common import (
     load_model,
     session_of,
 )
-from cml_engine.tools.cli.options import command, flag, refuse, value_option
+from cml_engine.tools.cli.options import command, flag, refuse, require, value_option
 from cml_engine.tools.cli.terminal import log_lines
 
 if TYPE_CHECKING:
     from cml_engine.runtime.rank import AblationReport, RankReport
 
 GROUP = "Look at a model"
+#: the options that decide a plan
+_PLANNED = (
+    "half", "half-arithmetic", "no-winograd", "preset", "decide", "arena-limit-mib", "adapter"
+)  # fmt: skip
 
 
 @command(
@@ -52,14 +56,19 @@ def info(a: Namespace) -> None:
         from cml_engine.tools.report.integer_info import IntegerInfo
 
         reason = "--integer and --gas describe the model alone"
-        plan = ("half", "half-arithmetic", "no-winograd", "preset", "decide", "decisions")
-        refuse(a, reason, "plan", "budget-ms", *plan)
+        refuse(a, reason, "plan", "budget-ms", "frame-ms", "decisions", *_PLANNED)
         proof = IntegerInfo.of(load_model(a), points=a.integer, gas=a.gas)
         print(proof.json() if a.json else proof)
         return
+    if a.budget_ms is None:
+        require(a, "--budget-ms MS", "frame-ms")
+        if not a.decisions:
+            require(a, "--budget-ms MS or --decisions FILE", "adapter")
     facts = load_facts(a)
     if facts.graph.cooked_form is not None:
         refuse(a, f"'{a.model}' is cooked, with its memory planned", "arena-limit-mib")
+        if a.budget_ms is None:
+            refuse(a, f"'{a.model}' is cooked, with its plans decided", *_PLANNED)
     summary = facts.summary
     predicted = None
     if a.budget_ms:
@@ -131,6 +140,8 @@ def report(a: Namespace) -> None:
     """Write a folder with a page of all facts about a model."""
     from cml_engine.tools.report.report_folder import write_report
 
+    if not a.run:
+        require(a, "--run", "runs")
     with log_lines() as log:
         facts = load_facts(a)
         if facts.graph.cooked_form is not None:

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cml_engine.errors import InputError
 from cml_engine.errors.arguments import BATCH, PRICE, WORKERS
 from cml_engine.io import arrays as array_files
 from cml_engine.io.atomic_write import write_atomically
@@ -16,9 +15,10 @@ from cml_engine.tools.cli.commands.run import GROUP
 from cml_engine.tools.cli.common import (
     compile_options,
     is_cooked,
+    is_on_host,
     load_open,
 )
-from cml_engine.tools.cli.options import command, flag, given, option, value_option
+from cml_engine.tools.cli.options import command, flag, option, value_option
 from cml_engine.tools.cli.terminal import narrator, print_error
 
 if TYPE_CHECKING:
@@ -78,9 +78,7 @@ def map_inputs(a: Namespace) -> int:
     from cml_engine.distributed.report import show_progress
     from cml_engine.distributed.sources import first_shape
 
-    on_host = a.backend in ("cpu", "onnxruntime")
-    if on_host and (names := given(a, "half", "half-arithmetic")):
-        raise InputError(f"{names} needs a GPU: leave --backend {a.backend} out")
+    on_host = is_on_host(a)
     if a.report is not None:
         array_files.check_place(Path(a.report))
     graph = load_open(a, partial(first_shape, a.inputs))

@@ -18,7 +18,7 @@ from cml_engine.tools.cli.common import (
     load_model,
     named_axes,
 )
-from cml_engine.tools.cli.options import command, flag, option, refuse, value_option
+from cml_engine.tools.cli.options import command, flag, option, refuse, require, value_option
 
 if TYPE_CHECKING:
     from cml_engine.cooked.load import Artifact
@@ -75,6 +75,7 @@ def cook(a: Namespace) -> int:
 
     if a.check:
         return _check_golden(a)
+    require(a, "--check", "backend", "adapter")
     if not a.write:
         raise InputError("no file to write: name one, -o net.cml")
     check_place(Path(a.write), a.model)

@@ -111,7 +111,7 @@ _PLAN_OPTIONS = (
 def _check_passes(a: Namespace) -> int:
     from cml_engine.runtime.inspection import check_passes
 
-    refuse(a, "--passes compares in NumPy", *_PLAN_OPTIONS)
+    refuse(a, "--passes compares in NumPy", "adapter", *_PLAN_OPTIONS)
     graph = load_for_inputs(a)
     report = check_passes(graph, _inputs(graph, a))
     print(report)
