@@ -26,6 +26,7 @@ from cml_engine.compiler.planning.layouts import half_of, matrices_in_half
 from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.cpu.compare import compare
 from cml_engine.errors import CmlError, InputError
+from cml_engine.errors.arguments import PARTITIONS, check_instance
 from cml_engine.ir.graph import Array, Attrs, Fact, Graph, Node, fact_from
 from cml_engine.ir.layout import C4, C4H, HALF
 from cml_engine.ir.limits import Limits
@@ -98,17 +99,21 @@ def check(spec: OpSpec | str, gpu: Gpu | None = None, *, partitions: int = 2) ->
     --------
     >>> check("relu", runs_nothing) # doctest: +SKIP
     """
-    operator = lookup(spec if isinstance(spec, str) else spec.name)
+    from cml_engine.gpu.gpu import Gpu
+
+    if not isinstance(spec, str):
+        spec = check_instance(OpSpec, spec, "spec").name
+    if gpu is not None:
+        check_instance(Gpu, gpu, "gpu")
+    PARTITIONS.check(partitions, "partitions")
+    operator = lookup(spec)
     if not operator.cases:
         raise InputError(
             f"operator '{operator.name}' has no cases: add cases=[cml.ops.Case(…)] to it"
         )
     if operator.kernel is None:
         raise InputError(f"operator '{operator.name}' has no kernel to check")
-    if gpu is None:
-        from cml_engine.gpu.gpu import Gpu
-
-        gpu = Gpu()
+    gpu = gpu or Gpu()
     worst, runs = 0.0, 0
     for one in kernel_checks(operator, gpu.limits):
         runs += one.is_first

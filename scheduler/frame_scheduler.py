@@ -343,6 +343,11 @@ class FrameScheduler:
             if value is not None:
                 check_text(value, argument)
         check_choice(get_args(Admission), admission, "admission")
+        if admission != "accept" and deadline is None:
+            raise InputError(
+                f"admission: '{admission}' is about a deadline that cannot be met: give "
+                "deadline_ms, or leave admission out"
+            )
         check_flag(read, "read")
         network_of(session)
         network, accepted_inputs, loads = accept_inputs(self.executor, session, inputs)

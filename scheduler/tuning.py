@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cml_engine.errors import DeviceError, InputError
+from cml_engine.errors.arguments import TIMES, check_instance, shortened
+from cml_engine.scheduler.clock import check_number
 from cml_engine.scheduler.executor import WALL_CLOCK, Network
 from cml_engine.scheduler.frame_scheduler import FrameScheduler
 from cml_engine.scheduler.jobs.job import Job
@@ -76,8 +79,13 @@ class Tuning:
     def __init__(
         self, scheduler: FrameScheduler, bench: Bench, *, rounds: int = 15, priority: float = 0
     ) -> None:
+        check_instance(FrameScheduler, scheduler, "scheduler")
+        TIMES.check(rounds, "rounds")
+        check_number("priority", priority)
+        if not hasattr(bench, "candidates"):
+            raise InputError(f"bench: wanted a Bench, got {shortened(repr(bench))}")
         if scheduler.executor.clock_source == WALL_CLOCK:
-            raise ValueError("this device cannot time parts of a frame: run `cml tune MODEL`")
+            raise DeviceError("this device cannot time parts of a frame: run `cml tune MODEL`")
         self.scheduler, self.bench = scheduler, bench
         self._timed_all, scheduler.times_all = scheduler.times_all, True
         self.rounds, self.priority = rounds, priority

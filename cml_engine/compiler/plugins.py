@@ -26,6 +26,7 @@ from types import ModuleType
 
 from cml_engine.compiler.passes.rules import Rule, register_rule, registered_rules, unregister_rule
 from cml_engine.errors import CmlError, InputError, OperatorError
+from cml_engine.errors.arguments import check_path
 from cml_engine.ops.declaration.game_functions import game_line, short
 from cml_engine.ops.declaration.registry import add, load_families, registered, unregister
 from cml_engine.ops.declaration.spec import OpSpec
@@ -86,7 +87,7 @@ def load_file(path: str | Path) -> tuple[str, ...]:
     >>> write_atomically("rules.py", "import cml_engine as cml; " + rule)
     >>> names = load_file("rules.py")
     """
-    file = Path(path).resolve()
+    file = check_path(path, "a file of operators").resolve()
     if not file.is_file():
         raise InputError(f"'{path}': no such file; wanted a Python file that registers operators")
     load_families()

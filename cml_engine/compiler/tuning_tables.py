@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from cml_engine.errors import InputError
+from cml_engine.errors.arguments import check_text
 from cml_engine.io.atomic_write import check_writable, write_atomically
 from cml_engine.io.data_folders import tuning_file
 from cml_engine.io.json_files import Json, JsonObject, finite, parse_json, read_json
@@ -93,7 +94,7 @@ def table_for(device: str) -> VariantTable:
     --------
     >>> table = table_for(gpu.name)
     """
-    file = tuning_file(device)
+    file = tuning_file(check_text(device, "device"))
     if file not in _read_tables:
         _read_tables[file] = variants_of(known(device))
     return _read_tables[file]

@@ -26,7 +26,13 @@ from cml_engine.cooked.profiles import PROFILES, Profile
 from cml_engine.cooked.schema import META, PLAN, RULES
 from cml_engine.cooked.writer import Sections
 from cml_engine.errors import InputError, UnsupportedOp
-from cml_engine.errors.arguments import check_choices, check_flag, check_instance
+from cml_engine.errors.arguments import (
+    check_choices,
+    check_flag,
+    check_instance,
+    check_instances,
+    check_path,
+)
 from cml_engine.gpu.shaders.dump import dump_kernel
 from cml_engine.gpu.shaders.hlsl import step_key, step_keys
 from cml_engine.io.json_files import Json
@@ -75,21 +81,18 @@ def cook(
     --------
     >>> data = cook(graph, ["discrete", "portable"])  # the bytes of net.cml
     """
-    check_instance(Graph, graph, "the graph to cook (cml.load gives one)")
-    check_instance(CompileOptions, options, "options")
-    if options.keep or options.plan != PlanOptions():
-        raise InputError(
-            "options: keep and plan are for sessions, not for cooked files: leave them out"
-        )
+    _check_graph(graph, options)
     for value, option in ((player, "player"), (browser, "browser"), (golden, "golden")):
         check_flag(value, option)
-    names = check_choices(tuple(PROFILES), list(devices), "devices")
+    check_instances(DeviceGuess, guesses, "guesses")
+    if dump_kernels is not None:
+        check_path(dump_kernels, "dump_kernels")
+    names = check_choices(
+        tuple(PROFILES), list(devices) if isinstance(devices, Iterator) else devices, "devices"
+    )
     if not names:
         raise InputError(f"devices: wanted some of {', '.join(PROFILES)}, got none")
-    if graph.cooked_form is not None:
-        raise InputError(f"'{graph.name}' is cooked already: cook the model that it was made of")
     load_families()
-    check_storage(graph, options)
     optimized = optimize_for(graph := with_seed(graph, options.seed), options)
     planned = [
         pair
@@ -130,6 +133,19 @@ def cook(
         meta["integer"] = model_digest(graph).hex()
     sections.add(META, json.dumps(meta, sort_keys=True, separators=(",", ":")).encode())
     return sections.bytes()
+
+
+def _check_graph(graph: Graph, options: CompileOptions) -> None:
+    """Raises :class:`InputError` if a graph cannot be cooked, or not with these options."""
+    check_instance(Graph, graph, "the graph to cook (cml.load gives one)")
+    check_instance(CompileOptions, options, "options")
+    if options.keep or options.plan != PlanOptions():
+        raise InputError(
+            "options: keep and plan are for sessions, not for cooked files: leave them out"
+        )
+    if graph.cooked_form is not None:
+        raise InputError(f"'{graph.name}' is cooked already: cook the model that it was made of")
+    check_storage(graph, options)
 
 
 def _plans(

@@ -16,9 +16,10 @@ from cml_engine.cooked.schema import (
     GuessHead,
 )
 from cml_engine.cooked.writer import Sections
+from cml_engine.errors.arguments import FloatRange, check_mapping, check_text
 
-#: the least valid rate or factor
-_LEAST = 1e-9
+#: valid rates and factors
+_RATE = FloatRange(1e-9, MOST_AMOUNT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,15 @@ class DeviceGuess:
     bytes_per_ms: float
     launch_ms: float
     kernels: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_text(self.words, "words")
+        _RATE.check(self.flops_per_ms, "flops_per_ms")
+        _RATE.check(self.bytes_per_ms, "bytes_per_ms")
+        FloatRange(0, MOST_AMOUNT).check(self.launch_ms, "launch_ms")
+        kernels = check_mapping("factors by kernel, {'winograd': 2.0}", self.kernels, "kernels")
+        for kernel, factor in kernels.items():
+            _RATE.check(factor, f"the factor of '{kernel}'")
 
 
 def check_guess(file: Container) -> None:
@@ -65,7 +75,7 @@ def check_guess(file: Container) -> None:
 
 
 def _is_rate(value: float) -> bool:
-    return _LEAST <= value <= MOST_AMOUNT
+    return _RATE.low <= value <= _RATE.high
 
 
 def write_guess(devices: Sequence[DeviceGuess], sections: Sections) -> None:

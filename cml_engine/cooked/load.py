@@ -35,7 +35,7 @@ from cml_engine.errors import (
     UnsupportedOp,
     located,
 )
-from cml_engine.errors.arguments import check_flag, check_instance
+from cml_engine.errors.arguments import check_flag, check_instance, check_path
 from cml_engine.gpu.shaders.hlsl import ShaderKey, step_key, step_params
 from cml_engine.io.json_files import parse_json
 from cml_engine.io.load_limits import load_budget
@@ -77,7 +77,9 @@ def load_cooked(
     load_families()
     if limits is not None:
         check_instance(CookedLimits, limits, "limits")
-    name = str(model) if isinstance(model, str | Path) else getattr(model, "name", "")
+    name = getattr(model, "name", "")
+    if isinstance(model, str | Path):
+        name = str(check_path(model, "the cooked file"))
     with located(Source(name) if name else None):
         return _load(_bytes_of(model), trusted, limits)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from cml_engine.distributed.report import Report
 from cml_engine.errors import DeviceError, InputError
-from cml_engine.errors.arguments import WORKERS
+from cml_engine.errors.arguments import WORKERS, check_choice
 
 if TYPE_CHECKING:
     from distributed import Client, LocalCluster
@@ -103,6 +103,7 @@ def default_workers(backend: str = "cpu") -> int:
     >>> default_workers("cpu") >= 1
     True
     """
+    check_choice(("auto", "gpu", "cpu"), backend, "backend")
     if backend != "cpu" and _has_gpu():
         return 1
     try:

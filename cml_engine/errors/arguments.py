@@ -11,10 +11,13 @@ from __future__ import annotations
 import argparse
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
 from itertools import islice
+from os import PathLike
+from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from cml_engine.errors import InputError, Source
@@ -122,6 +125,21 @@ def check_choice(words: Sequence[str], value: object, what: str) -> str:
     return value
 
 
+def check_number_of(numbers: Sequence[int], value: object, what: str) -> int:
+    """Returns ``value`` if it is one of the integers; otherwise raises :class:`InputError`.
+
+    Examples
+    --------
+    >>> check_number_of((8, 4), 8, "bits")
+    8
+    """
+    with suppress(TypeError):
+        number = operator.index(value)  # type: ignore[arg-type]  # the error is looked for
+        if number in numbers:
+            return number
+    raise _wrong_value(" or ".join(map(str, numbers)), repr(value), what)
+
+
 def check_flag(value: object, what: str) -> bool:
     """Returns ``value`` if it is True or False; otherwise raises :class:`InputError`.
 
@@ -148,6 +166,47 @@ def check_instance(kind: type[T], value: object, what: str) -> T:
     return value
 
 
+def check_instances(kind: type[T], values: object, what: str) -> tuple[T, ...]:
+    """Returns ``values`` as a tuple if they are an iterable of instances of ``kind``.
+
+    Otherwise raises :class:`InputError`.
+    """
+    listed = _listed(values, f"a list of {kind.__name__}", what)
+    return tuple(check_instance(kind, value, what) for value in listed)
+
+
+def _listed(values: object, expected: str, what: str) -> tuple[object, ...]:
+    """Returns an iterable that is no text as a tuple; raises :class:`InputError` for others."""
+    try:
+        if isinstance(values, str | bytes):
+            raise TypeError
+        return tuple(values)  # type: ignore[arg-type]  # the error is what is looked for
+    except TypeError:
+        raise _wrong_value(expected, repr(values), what) from None
+
+
+def check_mapping(example: str, value: object, what: str) -> Mapping[str, Any]:
+    """Returns ``value`` if it is a mapping whose keys are strings.
+
+    Otherwise raises :class:`InputError`, which shows the example. The values are not checked.
+    """
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise _wrong_value(f"a dictionary of {example}", repr(value), what)
+    return value
+
+
+def check_path(value: object, what: str) -> Path:
+    """Returns ``value`` as a path; raises :class:`InputError` if it is none, or holds a NUL."""
+    if not isinstance(value, str | PathLike) or "\0" in str(value):
+        raise _wrong_value("a path", repr(value), what)
+    return Path(value)
+
+
+def check_paths(values: object, what: str) -> tuple[Path, ...]:
+    """Returns a list of paths as a tuple; raises :class:`InputError` for anything else."""
+    return tuple(check_path(value, what) for value in _listed(values, "a list of paths", what))
+
+
 def check_callable(value: F, what: str) -> F:
     """Returns ``value`` if it can be called; otherwise raises :class:`InputError`."""
     if not callable(value):
@@ -163,15 +222,8 @@ def check_text(value: object, what: str) -> str:
 
 
 def check_input_mapping(value: object) -> Mapping[str, object]:
-    """Returns ``value`` if it is a mapping whose keys are strings.
-
-    Otherwise raises :class:`InputError`. The values are not checked.
-    """
-    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        raise _wrong_value(
-            "a dictionary of arrays by name, {'image': array}", repr(value), "inputs"
-        )
-    return value
+    """Returns ``value`` if it is a mapping of inputs by name; else raises :class:`InputError`."""
+    return check_mapping("arrays by name, {'image': array}", value, "inputs")
 
 
 def check_choices(words: Sequence[str], value: object, what: str) -> frozenset[str]:
@@ -185,10 +237,10 @@ def check_choices(words: Sequence[str], value: object, what: str) -> frozenset[s
     >>> sorted(check_choices(("fuse", "fold"), ["fuse"], "passes"))
     ['fuse']
     """
-    if isinstance(value, str) or not isinstance(value, Collection):
+    if isinstance(value, str) or not isinstance(value, Set | Sequence | Mapping):
         raise _wrong_value(f"a set of names, {{'{words[0]}'}} for example", repr(value), what)
     for name in value:
-        if name not in words:
+        if not isinstance(name, str) or name not in words:
             similar = sorted(words, key=lambda w: -SequenceMatcher(None, str(name), w).ratio())
             raise _wrong_value(f"some of {', '.join(similar)}", repr(name), what)
     return frozenset(value)
@@ -235,17 +287,14 @@ def check_shapes(shapes: object) -> dict[str, tuple[int, ...]]:
 
     Raises :class:`InputError` if it is no mapping from strings to shapes.
     """
-    if not isinstance(shapes, Mapping) or not all(isinstance(name, str) for name in shapes):
-        raise _wrong_value(
-            "a dictionary of shapes by input, {'image': (1, 3, 64, 64)}", shapes, "shapes"
-        )
-    return {name: _shape(name, shape) for name, shape in shapes.items()}
+    by_name = check_mapping("shapes by input, {'image': (1, 3, 64, 64)}", shapes, "shapes")
+    return {name: check_shape(shape, f"the shape of '{name}'") for name, shape in by_name.items()}
 
 
-def _shape(name: str, shape: object) -> tuple[int, ...]:
-    if isinstance(shape, str | bytes) or not isinstance(shape, Iterable):
-        raise _wrong_value("extents like (1, 3, 64, 64)", repr(shape), f"the shape of '{name}'")
-    return tuple(ANY_EXTENT.check(extent, f"the shape of '{name}'") for extent in shape)
+def check_shape(shape: object, what: str) -> tuple[int, ...]:
+    """Returns a shape as a tuple of integers; raises :class:`InputError` for anything else."""
+    extents = _listed(shape, "extents like (1, 3, 64, 64)", what)
+    return tuple(ANY_EXTENT.check(extent, what) for extent in extents)
 
 
 #: the key of a shape that is given without a name, for the only input
@@ -370,6 +419,9 @@ ERROR_SHARE = FloatRange(1e-12, 1000, "a share")
 ANY_EXTENT = IntegerRange(0, 2**31 - 1)
 #: discarded pixels at each end of a tile
 OVERLAP = IntegerRange(0, 2**31 - 1)
+#: the random divisions of a kernel's workgroups that a check tries
+PARTITIONS = IntegerRange(0, 10_000)
+SECONDS = FloatRange(0, 1e6, "seconds")
 #: any finite float32
 FINITE = FloatRange(-3.4e38, 3.4e38)
 #: the opset version of a written ONNX model

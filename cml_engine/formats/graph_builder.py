@@ -13,7 +13,14 @@ import numpy as np
 from cml_engine.compiler.passes.cleanup import eliminate_dead_code
 from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.errors import CmlError, InputError, ModelError, Source
-from cml_engine.errors.arguments import check_rank, resolve_shapes
+from cml_engine.errors.arguments import (
+    check_choice,
+    check_instance,
+    check_rank,
+    check_shape,
+    check_text,
+    resolve_shapes,
+)
 from cml_engine.formats import expression
 from cml_engine.formats.builder import (
     ImportBuilder,
@@ -115,7 +122,7 @@ class GraphBuilder(OperatorMethods):
     """
 
     def __init__(self, name: str = "network") -> None:
-        self.name = name
+        self.name = check_text(name, "the name of a graph")
         self._construction = ImportBuilder()
         self._original = Graph(name, (), (), (), {})
         self._outputs: dict[str, str] = {}
@@ -125,10 +132,10 @@ class GraphBuilder(OperatorMethods):
 
         The tensor's name differs from ``name`` if that is taken or is no identifier.
         """
-        if dtype not in NUMPY_DTYPE:
-            raise InputError(f"input '{name}' has dtype '{dtype}': choose {', '.join(NUMPY_DTYPE)}")
-        unused_name = self._construction.name(name)
-        return Tensor(self, self._construction.exact_input(unused_name, Fact(dtype, tuple(shape))))
+        unused_name = self._construction.name(check_text(name, "the name of an input"))
+        check_choice(tuple(NUMPY_DTYPE), dtype, f"the dtype of input '{name}'")
+        fact = Fact(dtype, check_shape(shape, f"the shape of input '{name}'"))
+        return Tensor(self, self._construction.exact_input(unused_name, fact))
 
     def weights(self, values: Array, name: str = "weights") -> Tensor:
         """Adds an array as weights, saved in a file called ``name``, and returns their tensor.
@@ -138,13 +145,16 @@ class GraphBuilder(OperatorMethods):
         """
         array = np.asarray(values)
         dtype = DTYPE_OF_KIND.get(array.dtype.kind)
+        check_text(name, "the name of weights")
         if dtype is None:
-            raise InputError(f"'{name}' is an array of {array.dtype}")
+            raise InputError(
+                f"'{name}' is an array of {array.dtype}: wanted floats, integers or truth values"
+            )
         return Tensor(self, self._construction.variable(name, array, dtype))
 
     def __getitem__(self, name: str) -> Tensor:
         """Returns the tensor of that name, or raises :class:`InputError` if there is none."""
-        if name not in self._construction.facts:
+        if check_text(name, "the name of a tensor") not in self._construction.facts:
             raise InputError(f"'{self.name}' has no tensor '{name}'")
         return Tensor(self, name)
 
@@ -164,8 +174,9 @@ class GraphBuilder(OperatorMethods):
         nothing reads it afterwards, the graph no longer has it. Raises :class:`ModelError` if
         the types or shapes differ.
         """
-        name = old if isinstance(old, str) else old.name
+        name = old if isinstance(old, str) else self._own(old).name
         fact, construction = self[name].fact, self._construction
+        self._own(new)
         if new.fact != fact:
             raise ModelError(f"'{new.name}' is {new.fact}, and '{name}', which it replaces, {fact}")
         nodes_of_new, tensors_of_new = ancestors(construction.nodes, [new.name])
@@ -186,7 +197,7 @@ class GraphBuilder(OperatorMethods):
         Without keywords an edited graph keeps its outputs. Nodes and inputs that no output needs
         are left out.
         """
-        output_tensors = {name: t.name for name, t in outputs.items()} or self._outputs
+        output_tensors = {name: self._own(t).name for name, t in outputs.items()} or self._outputs
         if not output_tensors:
             raise InputError("a graph has no outputs: name them, as in builder.graph(out=y)")
         construction, original = self._construction, self._original
@@ -250,6 +261,16 @@ class GraphBuilder(OperatorMethods):
                 names[name] = self._construction.name(f"{name}_before")
         return names
 
+    def _own(self, tensor: object) -> Tensor:
+        """Returns a tensor of this builder; raises :class:`InputError` for anything else."""
+        check_instance(Tensor, tensor, f"a tensor of '{self.name}'")
+        assert isinstance(tensor, Tensor)
+        if tensor.builder is not self:
+            raise InputError(
+                f"'{tensor.name}' is a tensor of another builder: compute it with this one"
+            )
+        return tensor
+
     # --- operators
 
     def _call(
@@ -261,7 +282,7 @@ class GraphBuilder(OperatorMethods):
     ) -> Tensor | tuple[Tensor, ...]:
         try:
             inputs: list[str] = []
-            declared = _signature_of(op)
+            declared = _signature_of(check_text(op, "the name of an operator"))
             params = declared.params
             values = [
                 self._value(value, params[i] if i < len(params) else None, inputs)
@@ -293,9 +314,7 @@ class GraphBuilder(OperatorMethods):
         if is_tensor and param is not None and isinstance(value, np.ndarray):
             value = self.weights(value, param.name)
         if isinstance(value, Tensor):
-            if value.builder is not self:
-                raise InputError(f"'{value.name}' is a tensor of another builder")
-            inputs.append(value.name)
+            inputs.append(self._own(value).name)
             return TensorRef(f"x{len(inputs) - 1}", value.dtype)
         return value.item() if isinstance(value, np.generic) else value
 
@@ -317,6 +336,7 @@ def edit(graph: Graph) -> GraphBuilder:
     >>> builder.graph(best=best, out=builder["out"]).inputs
     ('photo',)
     """
+    check_instance(Graph, graph, "the graph to edit (cml.load gives one)")
     if graph.integer or graph.cooked_form is not None:
         network_type = "an integer network" if graph.integer else "cooked"
         raise InputError(

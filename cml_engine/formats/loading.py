@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from itertools import islice
-from os import PathLike
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
@@ -25,9 +23,13 @@ from cml_engine.errors import InputError, InternalError, UnsupportedOp
 from cml_engine.errors.arguments import (
     ONLY_INPUT,
     SEED,
+    check_flag,
     check_instance,
+    check_mapping,
     check_name_list,
     check_nonempty_names,
+    check_path,
+    check_paths,
     shortened,
 )
 from cml_engine.formats import formats
@@ -39,6 +41,7 @@ from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.load_limits import LoadLimits, load_budget
 from cml_engine.io.model_source import Bytes, ModelSource
 from cml_engine.io.output_folder import check_new_file
+from cml_engine.ir.arrays import as_array
 from cml_engine.ir.graph import Array, Graph, Origin, Shapes, Slider
 from cml_engine.ir.single_value import distinct
 from cml_engine.nnef import NnefModel
@@ -122,14 +125,23 @@ def load(
     if random_weights is not None:
         random = RandomWeights(SEED.check(random_weights, "random_weights"))
     options = ConverterOptions(
-        constants=constants or {},
+        constants={
+            name: as_array(f"constant '{name}'", value)
+            for name, value in check_mapping(
+                "values by input, {'k': 3}", {} if constants is None else constants, "constants"
+            ).items()
+        },
         inputs=check_name_list(inputs, "inputs"),
         outputs=() if outputs is None else _distinct_names(outputs),
         random_weights=random,
-        fragments=tuple(fragments),
-        fake_quantize=fake_quantize,
+        fragments=check_paths(fragments, "fragments"),
+        fake_quantize=check_flag(fake_quantize, "fake_quantize"),
         weights=weights,
     )
+    if limits is not None:
+        check_instance(LoadLimits, limits, "limits")
+    if sliders is not None:
+        check_mapping("sliders by name, {'strength': 'mul3.y'}", sliders, "sliders")
     with load_budget(limits):
         make = limit_gas(gas_limit, _add_sliders(_open_model(model, options), sliders))
 
@@ -137,7 +149,8 @@ def load(
             with load_budget(limits):  # also of later reshapes
                 return make(shapes)
 
-        requested_shapes = {ONLY_INPUT: shapes} if isinstance(shapes, tuple) else shapes or {}
+        requested_shapes = {ONLY_INPUT: shapes} if isinstance(shapes, tuple) else shapes
+        requested_shapes = {} if requested_shapes is None else requested_shapes
         return _with_warning(Origin(bounded).at(requested_shapes))
 
 
@@ -198,7 +211,7 @@ def _open_model(model: Model, options: ConverterOptions) -> GraphFactory:
     unsupported = [
         option.name
         for option in fields(options)
-        if getattr(options, option.name) != getattr(defaults, option.name)
+        if _differs(getattr(options, option.name), getattr(defaults, option.name))
         and option.name not in format.takes
     ]
     if unsupported:
@@ -207,6 +220,10 @@ def _open_model(model: Model, options: ConverterOptions) -> GraphFactory:
             "leave that out"
         )
     return format.open(model, options)
+
+
+def _differs(value: object, default: object) -> bool:
+    return type(value) is not type(default) or bool(value != default)
 
 
 def _open_nnef(model: Model, options: ConverterOptions) -> GraphFactory:
@@ -324,7 +341,9 @@ def save(
             f"'{graph.name}' has the slider '{slider_names[0]}' of an attribute, which no file can "
             "hold: save the model loaded without it, and give the slider again to cml.load"
         )
-    path = _check_path(path)
+    check_flag(overwrite, "overwrite")
+    check_flag(half, "half")
+    path = check_path(path, "the place to save to")
     if path.suffix.lower() == ".onnx":
         from cml_engine.formats.onnx.export import onnx_parts
 
@@ -386,14 +405,6 @@ def _limits(graph: Graph) -> dict[str, float]:
         name: float(params[name].range.high * params[name].scale) if name in params else 1.0
         for name in graph.inputs
     }
-
-
-def _check_path(path: object) -> Path:
-    if not isinstance(path, str | PathLike):
-        raise InputError(f"cannot save to {path!r}: wanted a path")
-    if "\0" in os.fspath(path):
-        raise InputError(f"cannot save to {os.fspath(path)!r}: no path has a NUL in it")
-    return Path(path)
 
 
 def save_checked(graph: Graph, path: str | Path, *, overwrite: bool = False) -> Graph:

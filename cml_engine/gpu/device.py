@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 import wgpu
 
 from cml_engine.errors import CmlError, DeviceError, InputError, ShaderCompileError
-from cml_engine.errors.arguments import check_flag, check_instance, check_text
+from cml_engine.errors.arguments import check_flag, check_instance, check_path, check_text
 from cml_engine.gpu.driver_functions import has_ieee_functions
 from cml_engine.gpu.frames.job_runs import JobRuns
 from cml_engine.gpu.memory.allocator import Allocator
@@ -361,8 +361,9 @@ class Device:
         ``continue``. ``trusted`` omits the runtime checks of bounds and loops. Raises
         :class:`ShaderCompileError` if the compiler or wgpu rejects the shader.
         """
-        code = compile_stage(Path(path), stage, entry, defines or {})
-        return self._create_module(f"{Path(path).name}:{entry}", code, trusted, str(path))
+        file = check_path(path, "the file of a shader")
+        code = compile_stage(file, stage, check_text(entry, "entry"), defines or {})
+        return self._create_module(f"{file.name}:{entry}", code, trusted, str(path))
 
     @device_errors()
     def wait(self) -> None:

@@ -14,12 +14,13 @@ from typing import IO, BinaryIO
 import numpy as np
 
 from cml_engine.errors import InputError
-from cml_engine.errors.arguments import check_known_names
+from cml_engine.errors.arguments import check_known_names, check_mapping, check_path
 from cml_engine.io import pictures
 from cml_engine.io.atomic_write import check_writable, write_atomically
 from cml_engine.io.file_kinds import HEAD_BYTES, misplaced_file
 from cml_engine.io.load_limits import OverBudget, current_budget
 from cml_engine.io.named_file import NamedFile, named_file
+from cml_engine.ir.arrays import as_array
 from cml_engine.ir.graph import Array, DType, Fact, check_shape
 
 __all__ = ["check_outputs", "check_place", "read", "shape_of", "write_outputs"]
@@ -174,7 +175,7 @@ def check_outputs(files: Mapping[str, File], facts: Mapping[str, Fact]) -> None:
             )
 
 
-def check_place(path: Path, model: str = "") -> None:
+def check_place(path: str | Path, model: str | Path = "") -> None:
     """Raises :class:`InputError` if a file cannot be written, as far as that is known in advance.
 
     Also raises if the file belongs to the ``model`` that is read.
@@ -183,7 +184,9 @@ def check_place(path: Path, model: str = "") -> None:
     --------
     >>> check_place(Path("out.npy"))
     """
-    target, model_path = (Path(os.path.realpath(name)) for name in (path, model or os.devnull))
+    path, model = check_path(path, "a file to write"), check_path(model, "model")
+    places = path, Path(os.devnull) if model == Path() else model
+    target, model_path = (Path(os.path.realpath(place)) for place in places)
     is_model_part = path.suffix in (".nnef", ".quant", ".dat") and target.parent == model_path
     if target == model_path or is_model_part:
         raise InputError(f"'{path}' is the model's own: name another file")
@@ -205,6 +208,9 @@ def write_outputs(files: Mapping[str, File], arrays: Mapping[str, Array]) -> Non
     --------
     >>> write_outputs({"out": Path("out.npy")}, session.run({"image": image}))
     """
+    check_mapping("files by output, {'out': 'out.npy'}", files, "the files to write")
+    check_mapping("arrays by output, {'out': array}", arrays, "arrays")
+    arrays = {n: as_array(f"output '{n}'", array) for n, array in arrays.items()}
     check_known_names(files, arrays, "there is no output", "the files to write")
     facts = {name: Fact(_DTYPE_OF_KIND.get(a.dtype.kind, "scalar"), a.shape)
              for name, a in arrays.items()}  # fmt: skip

@@ -18,6 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from cml_engine.errors import InputError
+from cml_engine.errors.arguments import check_path, shortened
+
 __all__ = [
     "check_writable",
     "replace_file",
@@ -49,6 +52,8 @@ def write_atomically(path: str | Path, content: Content) -> None:
 
     Raises
     ------
+    InputError
+        if an argument is none of these.
     OSError
         if the file cannot be written; its ``filename`` is ``path``.
 
@@ -56,7 +61,12 @@ def write_atomically(path: str | Path, content: Content) -> None:
     --------
     >>> write_atomically("saves/settings.json", "{}")
     """
-    path = Path(path)
+    path = check_path(path, "the file to write")
+    if not isinstance(content, bytes | str) and not callable(content):
+        raise InputError(
+            "the content of a file: wanted bytes, a text or a function that writes it, got "
+            f"{shortened(repr(content))}"
+        )
     try:
         if check_writable(path):
             path.parent.mkdir(parents=True, exist_ok=True)

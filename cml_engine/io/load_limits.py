@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cml_engine.errors import InputError, ModelError, Source
+from cml_engine.errors.arguments import check_text
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -83,6 +84,7 @@ class LoadLimits:
 
         Raises :class:`InputError` for an unknown or repeated name and for an invalid number.
         """
+        check_text(text, "load limits")
         values: dict[str, int] = {}
         names = [limit.name for limit in fields(LoadLimits)]
         for pair in text.split(",") if text.strip() else ():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cml_engine.errors import InputError
-from cml_engine.errors.arguments import FINITE
+from cml_engine.errors.arguments import FINITE, check_path
 from cml_engine.ir.graph import Array
 
 __all__ = [
@@ -57,6 +57,8 @@ def named_file(text: str | Path | NamedFile) -> NamedFile:
 
     A :class:`NamedFile` is returned unchanged. Raises :class:`InputError` for an invalid option.
     """
+    if not isinstance(text, NamedFile):
+        check_path(text, "the file of an array")
     if isinstance(text, NamedFile):
         return text
     match = _OPTIONS.fullmatch(str(text))

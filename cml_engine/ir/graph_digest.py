@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from cml_engine.errors.arguments import check_instance
 from cml_engine.ir.graph import Graph
 
 
@@ -21,6 +22,7 @@ def graph_digest(graph: Graph) -> str:
     >>> len(graph_digest(graph))
     64
     """
+    check_instance(Graph, graph, "graph")
     hasher = hashlib.sha256()
 
     def add(*items: object) -> None:

@@ -10,6 +10,8 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
+from cml_engine.errors import OperatorError
+from cml_engine.errors.arguments import check_path, check_text
 from cml_engine.ir.graph import Array
 from cml_engine.nnef.expansion.signatures import REQUIRED
 from cml_engine.ops.declaration.checks import check_spec, fault, infer_typed, signature_of
@@ -54,10 +56,13 @@ def register(spec: OpSpec, file: str | Path | None = None) -> OpSpec:
     ... )
     >>> cml.ops.unregister("halve")
     """
+    if not isinstance(spec, OpSpec):
+        raise OperatorError(f"register wants a cml.OpSpec, got {spec!r}")
+    check_text(spec.name, "the name of an operator")
     load_families()  # so that the engine's names are registered
-    if find_builtin(getattr(spec, "name", "")) is spec:
+    if find_builtin(spec.name) is spec:
         return add(spec)
-    spec = check_spec(spec, Path(file) if file else _declaring_file(spec))
+    spec = check_spec(spec, _declaring_file(spec) if file is None else check_path(file, "file"))
     return add(expressed(spec) if spec.expression else spec)
 
 

@@ -14,9 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from cml_engine.errors import InputError
+from cml_engine.errors.arguments import FRAME_MS, FloatRange, check_instance, check_mapping
+from cml_engine.runtime.session import Session
 
 if TYPE_CHECKING:
-    from cml_engine import FrameReport, Session
+    from cml_engine import FrameReport
     from cml_engine.compiler.plan import Plan
 
 #: network, and number of the step
@@ -149,10 +151,13 @@ class OperatorTimes:
     """
 
     def __init__(self, sessions: Mapping[str, Session]) -> None:
-        self.sessions = sessions
+        self.sessions: Mapping[str, Session] = check_mapping(
+            "sessions by name", sessions, "sessions"
+        )
         self.operators: dict[Key, OperatorTime] = {}
         self._plans: dict[str, Plan] = {}
-        for name in sessions:
+        for name, session in sessions.items():
+            check_instance(Session, session, f"session '{name}'")
             self._plan(name)
 
     def add(self, report: FrameReport) -> None:
@@ -216,7 +221,7 @@ class FrameLog:
     """
 
     def __init__(self, target_ms: float, sessions: Mapping[str, Session]) -> None:
-        self.target_ms = target_ms
+        self.target_ms = FRAME_MS.check(target_ms, "target_ms")
         self.frames: deque[FrameSample] = deque(maxlen=HISTORY)
         self._reports: deque[FrameReport] = deque(maxlen=_REPORTS)
         self._times = OperatorTimes(sessions)
@@ -367,6 +372,7 @@ def percentile(values: Iterable[float], share: float) -> float:
     >>> percentile([15.2, 14.8, 31.0], 0.5)
     15.2
     """
+    FloatRange(0, 1).check(share, "share")
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from cml_engine.errors import InputError
+from cml_engine.errors.arguments import check_callable, check_instance, check_instances, shortened
 from cml_engine.ir.graph import SliderValue
 from cml_engine.panel.frames import FrameLog, Key, OperatorTime
 
@@ -185,6 +186,15 @@ class Panel:
         on_change: OnChange | None = None,
         log: FrameLog | None = None,
     ) -> None:
+        if not hasattr(scheduler, "frame_ms"):
+            raise InputError(
+                f"scheduler: wanted a FrameScheduler, got {shortened(repr(scheduler))}"
+            )
+        if on_change is not None:
+            check_callable(on_change, "on_change")
+        if log is not None:
+            check_instance(FrameLog, log, "log")
+        sections = check_instances(PanelSection, sections, "sections")
         self._imgui = _drawing("imgui_bundle").imgui
         drawing = _drawing("cml_engine.panel.drawing")
         self._scheduler, self._sessions = scheduler, sessions

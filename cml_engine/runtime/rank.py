@@ -13,6 +13,7 @@ import numpy as np
 from cml_engine.compiler.plan import Step
 from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.errors import InputError, Source
+from cml_engine.errors.arguments import TIMES, check_callable
 from cml_engine.ir.graph import Array, Graph, Node
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Cost
@@ -368,8 +369,9 @@ def time_interleaved(runs: int, *timers: Callable[[], Any]) -> list[list[float]]
     >>> time_interleaved(2, run_once, run_once)
     [[0.5, 0.5], [0.5, 0.5]]
     """
+    TIMES.check(runs, "runs")
     for timer in timers:
-        timer()
+        check_callable(timer, "a timer")()
     found = []
     for run in range(runs):
         order = range(len(timers)) if run % 2 == 0 else reversed(range(len(timers)))

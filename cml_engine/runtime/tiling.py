@@ -10,10 +10,16 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import InputError
-from cml_engine.errors.arguments import EXTENT, OVERLAP, check_input_mapping, check_instance
+from cml_engine.errors.arguments import (
+    EXTENT,
+    OVERLAP,
+    check_callable,
+    check_input_mapping,
+    check_instance,
+)
+from cml_engine.ir.arrays import as_array
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact
 from cml_engine.runtime.session import Session
-from cml_engine.runtime.session.inputs import as_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,10 @@ class Tiles:
     def __init__(
         self, session: Session, inputs: Mapping[str, Any], tile: int, overlap: int, align: int = 1
     ) -> None:
-        self._inputs = {n: as_array(n, value) for n, value in check_input_mapping(inputs).items()}
+        self._inputs = {
+            name: as_array(f"input '{name}'", value)
+            for name, value in check_input_mapping(inputs).items()
+        }
         if unknown := set(self._inputs) - set(session.inputs):
             raise InputError(
                 f"unknown input '{min(unknown)}'; inputs are {', '.join(session.inputs)}"
@@ -201,6 +210,7 @@ def run_tiled(
     (1, 4, 20, 30)
     """
     check_instance(Session, session, "session")
+    check_callable(progress, "progress")
     tiles = Tiles(session, inputs, tile, overlap, align)
     for done, part in enumerate(tiles, 1):
         tiles.paste(part, tiles.session.run(tiles.inputs(part)))

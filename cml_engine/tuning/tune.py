@@ -16,19 +16,19 @@ from cml_engine.compiler.planning.draft import PlanOptions
 from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.compiler.tuning_tables import Record
 from cml_engine.errors import CmlError, InputError
-from cml_engine.errors.arguments import TIMES
+from cml_engine.errors.arguments import TIMES, check_flag, check_instance
 from cml_engine.io.json_files import Json
 from cml_engine.ir.graph import Array, Graph, Node
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.choice import Choice, VariantTable
 from cml_engine.runtime.rank import time_interleaved, time_run
+from cml_engine.runtime.session import Session
 from cml_engine.tuning.trial import Trial
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from cml_engine.gpu.program.program import GpuProgram
-    from cml_engine.runtime.session import Session
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,8 @@ class Bench:
     """
 
     def __init__(self, session: Session, *, again: bool = True) -> None:
+        check_instance(Session, session, "session")
+        check_flag(again, "again")
         if session.gpu is None or session.plan is None:
             raise InputError(
                 "there is nothing to tune on the CPU: kernels are chosen on a GPU only"

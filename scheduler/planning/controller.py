@@ -200,6 +200,8 @@ class FixedBudget:
 
     def __post_init__(self) -> None:
         check_number("ms", self.ms)
+        if self.aim_ms is not None:
+            check_number("aim_ms", self.aim_ms)
 
 
 @dataclass(slots=True)

@@ -26,8 +26,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from cml_engine.compiler.plan import StepCost
+from cml_engine.errors.arguments import check_instance, check_mapping
 from cml_engine.io import write_atomically
 from cml_engine.io.json_files import JsonObject, finite, read_json
+from cml_engine.scheduler.clock import check_number
 
 #: the least value of a divisor
 _LEAST = 1e-9
@@ -54,6 +56,14 @@ class FirstGuess:
     launch_ms: float = 0.004
     kernels: Mapping[str, float] = field(default_factory=dict)
     source: str = "a slow integrated GPU is assumed"
+
+    def __post_init__(self) -> None:
+        check_number("flops_per_ms", self.flops_per_ms, above=True)
+        check_number("bytes_per_ms", self.bytes_per_ms, above=True)
+        check_number("launch_ms", self.launch_ms)
+        kernels = check_mapping("factors by kernel, {'winograd': 2.0}", self.kernels, "kernels")
+        for kernel, factor in kernels.items():
+            check_number(f"the factor of '{kernel}'", factor, above=True)
 
     @classmethod
     def for_device(cls, name: str) -> FirstGuess:
@@ -305,7 +315,7 @@ class CostModel:
     """
 
     def __init__(self, guess: FirstGuess | None = None) -> None:
-        self.guess = guess or FirstGuess()
+        self.guess = check_instance(FirstGuess, FirstGuess() if guess is None else guess, "guess")
         self._curves: dict[str, _Curve] = {}
         #: logarithms of measured over guessed times, of the steps measured last for the first time
         self._ratios: deque[float] = deque(maxlen=_RATIOS)

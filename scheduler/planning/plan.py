@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cml_engine.compiler.plan import StepCost
+from cml_engine.scheduler.clock import check_count
 from cml_engine.scheduler.executor import exclusivity_key
 from cml_engine.scheduler.planning.cost_model import CostModel
 from cml_engine.scheduler.planning.policy import Policy
@@ -218,6 +219,9 @@ def operators_per_frame(count: int | None) -> Planner:
     --------
     >>> scheduler.planner = cml.scheduler.operators_per_frame(2)
     """
+
+    if count is not None:
+        check_count("count", count)
 
     def plan(state: FrameState) -> FramePlan:
         if reason := state.prevented_by:

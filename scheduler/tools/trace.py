@@ -11,8 +11,11 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cml_engine.errors import InputError
+from cml_engine.errors.arguments import check_instances, check_mapping
 from cml_engine.io import write_atomically
 from cml_engine.io.json_files import JsonObject
+from cml_engine.scheduler.clock import check_number
 from cml_engine.scheduler.reports import FrameReport
 
 _PID = 1
@@ -98,12 +101,23 @@ def write_trace(
     >>> reports = [scheduler.encode(encoder)]
     >>> cml.scheduler.write_trace(Path("frames.json"), reports)
     """
+    reports = check_instances(FrameReport, reports, "reports")
+    for what, values in {"memory": memory, "about": about, "places": places}.items():
+        if values is not None:
+            check_mapping("values by name", values, what)
+    for owner, nbytes in (memory or {}).items():
+        check_number(f"the memory of '{owner}'", nbytes)
     data = {
         "traceEvents": trace_events(reports, names, memory, places, activities),
         "displayTimeUnit": "ms",
         "otherData": dict(about or {}),
     }
-    write_atomically(path, json.dumps(data))
+    try:
+        write_atomically(path, json.dumps(data))
+    except TypeError as error:
+        raise InputError(f"about: wanted values that JSON can hold: {error}") from None
+    except OSError as error:
+        raise InputError(f"cannot write '{path}': {error.strerror or error}") from None
 
 
 def _meta(name: str, thread: int, value: str) -> JsonObject:

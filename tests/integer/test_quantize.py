@@ -177,7 +177,7 @@ REFUSED = {
     "another shape": (lambda: {"samples": [{"x": np.zeros((1, 4, 8, 7))}] * 8}, r"8, 7\], wan"),
     "another name": (lambda: {"samples": [{"y": np.zeros(3)}] * 8}, "sample 0: wanted the inputs"),
     "no list": (lambda: {"samples": {"x": np.zeros(3)}}, "wanted a list"),
-    "bits": (lambda: {"bits": 4}, "bits 4: wanted 8 or 16"),
+    "bits": (lambda: {"bits": 4}, "bits: wanted 8 or 16, got 4"),
     "no tensor": (lambda: {"sixteen": ["nowhere"]}, "'nowhere' is no tensor that is rounded"),
     "sixteen of 16": (lambda: {"bits": 16, "sixteen": ["t0"]}, "leave it out, or bits=16"),
     "an error": (lambda: {"max_error": -1.0}, "max_error: wanted a share of 1e-12 to 1,000"),

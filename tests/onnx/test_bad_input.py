@@ -518,7 +518,7 @@ def test_overflowing_empty_shapes_are_refused(shape):
 @pytest.mark.parametrize("name", ["m\0", "a\0b/m.onnx", "m\0.tgz"])
 def test_paths_with_a_nul(name, tmp_path):
     graph = load(one("Relu"))
-    with pytest.raises(cml.InputError, match="no path has a NUL"):
+    with pytest.raises(cml.InputError, match="the place to save to: wanted a path, got "):
         cml.save(graph, tmp_path / name)
     with pytest.raises(CmlError):
         cml.load(tmp_path / name)

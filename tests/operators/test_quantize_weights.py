@@ -180,7 +180,7 @@ def test_info_says_which_weights_are_unpacked(graph, sample, tmp_path, run_cml):
 
 
 def test_wrong_arguments(graph, sample, tmp_path):
-    with pytest.raises(cml.InputError, match="bits 5: wanted 8 or 4"):
+    with pytest.raises(cml.InputError, match="bits: wanted 8 or 4, got 5"):
         cml.integer.quantize_weights(graph, [sample], 5)
     huge = [{name: np.full_like(x, 3e38) for name, x in sample.items()}]
     with pytest.raises(cml.InputError, match="gives infinities or NaN of a sample: give samples"):

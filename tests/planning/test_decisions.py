@@ -239,7 +239,7 @@ WRONG = [
     (lambda: lower(net(), Limits(), {}, PlanOptions(stub="relo")), "has no operator 'relo'"),
     (lambda: cml.Session("model.nnef", "cpu"), r"graph \(cml.load gives one\): wanted a Graph"),
     (lambda: cml.save("model.nnef", "m.onnx"), "the graph to save .*: wanted a Graph"),
-    (lambda: cml.save(net(), None), "cannot save to None: wanted a path"),
+    (lambda: cml.save(net(), None), "the place to save to: wanted a path, got None"),
     (lambda: cml.Session(net(), "cuda"), "unknown backend 'cuda'"),
     (lambda: cml.Session(net(), "cpu", {"storage": "half"}), "options: wanted a CompileOptions"),
     (lambda: cml.Session(net(), "cpu", deferred=None), "deferred: wanted True or False"),

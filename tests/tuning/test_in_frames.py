@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from cml_engine import FrameScheduler, Tuning
+from cml_engine.errors import DeviceError
 from cml_engine.scheduler import VirtualClock
 from cml_engine.scheduler.tools.simulate import EXACT, Noise, SimGpu, SimNetwork, SimStep
 from cml_engine.tuning.trial import Trial
@@ -210,5 +211,5 @@ def test_tuning_keeps_at_most_two_programs():
 def test_a_device_without_timestamps_is_refused():
     bench = Bench()
     scheduler = FrameScheduler(SimGpu(clock_source="wall clock"), budget_ms=1.0)
-    with pytest.raises(ValueError, match="cml tune"):
+    with pytest.raises(DeviceError, match="cml tune"):
         Tuning(scheduler, bench)

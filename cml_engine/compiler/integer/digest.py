@@ -10,7 +10,7 @@ import numpy as np
 
 from cml_engine.compiler.planning.dispatches import node_cost
 from cml_engine.errors import InputError, ModelError
-from cml_engine.errors.arguments import GAS
+from cml_engine.errors.arguments import GAS, check_instance, check_known_names, check_mapping
 from cml_engine.ir.graph import Array, Graph, Shapes
 from cml_engine.ir.integer_rule import RULE_VERSION
 from cml_engine.nnef.files.writer import model_files
@@ -53,6 +53,7 @@ def model_digest(graph: Graph) -> bytes:
     >>> len(model_digest(integer))
     32
     """
+    check_instance(Graph, graph, "graph")
     if graph.cooked_form is not None:
         if graph.cooked_form.integer_digest is None:
             raise InputError(
@@ -88,6 +89,9 @@ def run_digest(graph: Graph, outputs: Mapping[str, Array]) -> str:
     >>> run_digest(integer, outputs)[:7]
     'sha256:'
     """
+    check_instance(Graph, graph, "graph")
+    check_mapping("arrays by output, {'out': array}", outputs, "outputs")
+    check_known_names(graph.outputs, outputs, "there is no output", "outputs")
     floats = nonidentical_outputs(graph)
     if floats and len(floats) == len(graph.outputs):
         raise InputError(

@@ -16,6 +16,7 @@ import numpy as np
 from cml_engine.compiler.passes.cleanup import eliminate_dead_code
 from cml_engine.compiler.passes.infer import infer_node
 from cml_engine.errors import OperatorError
+from cml_engine.errors.arguments import check_instance
 from cml_engine.ir.block_weights import copy_of
 from cml_engine.ir.graph import (
     DTYPE_OF_KIND,
@@ -163,7 +164,7 @@ def unregister_rule(rule: Rule) -> None:
     >>> rule = cml.ops.register_rule(rule)
     >>> cml.ops.unregister_rule(rule)
     """
-    if rule not in _REGISTERED:
+    if check_instance(Rule, rule, "rule") not in _REGISTERED:
         raise OperatorError(f"rule '{rule.name}' is not registered: register_rule(rule) adds one")
     _REGISTERED.remove(rule)
 

@@ -200,8 +200,13 @@ class FrameExecutor:
         self.gpu.queue.submit([encoder.finish()])
 
     def check_encoder(self, encoder: object) -> None:
-        """Raises :class:`InputError` if ``encoder`` is not a command encoder."""
+        """Raises :class:`InputError` if ``encoder`` is no command encoder of this device."""
         check_instance(wgpu.GPUCommandEncoder, encoder, "encoder")
+        if getattr(encoder, "_device", self.gpu.device) is not self.gpu.device:
+            raise InputError(
+                "the encoder is of another device than the scheduler's: make it with "
+                "gpu.device.create_command_encoder()"
+            )
 
     # --- outputs
 

@@ -10,7 +10,7 @@ import wgpu
 
 from cml_engine.compiler.plan import Binding, TensorPlace
 from cml_engine.errors import InputError
-from cml_engine.errors.arguments import IntegerRange, check_instance
+from cml_engine.errors.arguments import IntegerRange, check_choice, check_instance, check_shape
 from cml_engine.gpu.frames.job_runs import JobRun
 from cml_engine.gpu.memory.allocator import Data
 from cml_engine.gpu.native import device_errors
@@ -152,6 +152,8 @@ def tensor_in(device: wgpu.GPUDevice, buffer: wgpu.GPUBuffer, offset: int, fact:
     """
     check_instance(wgpu.GPUBuffer, buffer, "a tensor's buffer")
     check_instance(Fact, fact, "a tensor's fact")
+    check_choice(tuple(NUMPY_DTYPE), fact.dtype, "a tensor's dtype")
+    check_shape(fact.shape, "a tensor's shape")
     _OFFSET.check(offset, "a tensor's offset")
     if getattr(buffer, "_device", device) is not device:
         raise InputError("a tensor's buffer is of another device than this cml.Gpu's")

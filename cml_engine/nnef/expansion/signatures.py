@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
 from itertools import takewhile
 
 from cml_engine.errors import ShapeError, UnsupportedOp
-from cml_engine.errors.arguments import suggestion
+from cml_engine.errors.arguments import check_text, suggestion
 from cml_engine.ir.graph import NUMPY_DTYPE, Fact, can_be_shape
 from cml_engine.nnef.expansion.values import TensorRef, Value, describe, kind_of, leaves
 from cml_engine.nnef.text.lexer import SourceText
@@ -121,7 +122,7 @@ def signature(name: str) -> Signature:
     >>> signature("relu").name
     'relu'
     """
-    known_signature = standard_signatures().get(name)
+    known_signature = standard_signatures().get(check_text(name, "the name of an operator"))
     if known_signature is None:
         raise UnsupportedOp(unknown_operator(name, standard_signatures()))
     return known_signature
@@ -396,7 +397,8 @@ def _literal(expected: str | None, value: Value) -> Value:
     if not expected or actual == expected:
         return value
     if actual == "integer" and expected == "scalar":
-        return float(value)
+        with suppress(OverflowError):
+            return float(value)
     raise BindError
 
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 
-import numpy as np
-
 from cml_engine.errors import (
     CmlError,
     InputError,
@@ -16,6 +14,7 @@ from cml_engine.errors import (
     NnefSyntaxError,
     Source,
 )
+from cml_engine.errors.arguments import check_mapping, check_text
 from cml_engine.io.atomic_write import COMPLETE
 from cml_engine.io.file_kinds import HEAD_BYTES, foreign_file
 from cml_engine.io.load_limits import current_budget
@@ -28,6 +27,7 @@ from cml_engine.io.model_source import (
     file_size,
     shown,
 )
+from cml_engine.ir.arrays import as_array
 from cml_engine.ir.graph import Array
 from cml_engine.nnef.files.archive import ArchiveSource
 from cml_engine.nnef.files.tensor_file import (
@@ -189,16 +189,18 @@ class MemoryModel:
         quant: str | None = None,
         name: str = "<memory>",
     ) -> None:
-        self.name = name
+        self.name = check_text(name, "the name of a model")
+        tensors = {} if tensors is None else tensors
+        check_mapping("arrays by label, {'w': array}", tensors, "tensors")
         self._texts = {GRAPH_FILE: _encoded(text, "text")}
         if quant is not None:
             self._texts[QUANT_FILE] = _encoded(quant, "quant")
         self._tensors: dict[str, Array] = {}
-        for label, array in (tensors or {}).items():
+        for label, array in tensors.items():
             file = _file_name(label)
             if file in self._tensors:
                 raise InputError(f"two arrays are called '{label}': give one for each label")
-            self._tensors[file] = np.asarray(array)
+            self._tensors[file] = as_array(f"tensor '{label}'", array)
         self._sizes = {file: len(text) for file, text in self._texts.items()}
         self._sizes |= {file: _size(file, array) for file, array in self._tensors.items()}
         self._cached: tuple[str, bytes] = ("", b"")

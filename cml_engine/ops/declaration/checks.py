@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import get_args
 
 from cml_engine.errors import CmlError, OperatorError, ShapeError, Source
+from cml_engine.errors.arguments import check_flag, check_text
 from cml_engine.ir.graph import Attrs, Fact, is_whole
 from cml_engine.nnef.expansion.signatures import (
     STDLIB,
@@ -70,6 +71,8 @@ def check_spec(spec: OpSpec, file: Path | None) -> OpSpec:
         raise OperatorError(f"register wants a cml.OpSpec, got {type(spec).__name__}")
     if not _NAME.fullmatch(spec.name):
         raise OperatorError(f"operator '{spec.name}': the name is not an identifier")
+    check_text(spec.signature, f"the signature of operator '{spec.name}'")
+    check_flag(spec.exact, f"exact of operator '{spec.name}'")
     source_file = file if file and file.is_file() else None
     folder = source_file.resolve().parent if source_file else Path.cwd()
     spec = replace(spec, custom=True, folder=folder, signature=_complete(spec.signature))
@@ -260,6 +263,8 @@ def _check_functions(spec: OpSpec) -> None:
     if spec.prepare is not None and not callable(spec.prepare):
         raise fault(spec, f"prepare must be a function or None, got {spec.prepare!r}")
     _check_tolerance(spec)
+    if not isinstance(spec.cases, Sequence):
+        raise fault(spec, f"cases must be a list, got {spec.cases!r}")
     for case in spec.cases:
         if not isinstance(case, Case):
             raise fault(spec, f"cases must be cml.ops.Case objects, got {case!r}")
@@ -270,7 +275,7 @@ def _check_expression(spec: OpSpec) -> None:
         raise fault(spec, f"expression must be a text, got {spec.expression!r}")
     if spec.formula is not None:
         raise fault(spec, "it states a formula, which the engine makes of an expression")
-    if spec.traits != NO_TRAITS:
+    if spec.traits is not NO_TRAITS:
         raise fault(spec, "it states traits, which are for the engine's own; leave them out")
     stated = {"infer": spec.infer is not infer_missing, "kernel": spec.kernel, "alias": spec.alias}
     if not spec.expression:

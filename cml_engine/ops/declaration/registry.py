@@ -10,7 +10,7 @@ from pathlib import Path
 from pkgutil import walk_packages
 
 from cml_engine.errors import OperatorError, UnsupportedOp
-from cml_engine.errors.arguments import similar_names
+from cml_engine.errors.arguments import check_text, similar_names
 from cml_engine.ops.declaration.checks import infer_typed
 from cml_engine.ops.declaration.expression import Formula
 from cml_engine.ops.declaration.spec import OpSpec
@@ -72,7 +72,7 @@ def unregister(name: str) -> None:
     --------
     >>> cml.ops.unregister("double")
     """
-    spec = _REGISTRY.pop(name, None)
+    spec = _REGISTRY.pop(check_text(name, "the name of an operator"), None)
     if spec is not None and spec.is_custom and name in _BUILTIN:
         _REGISTRY[name] = _BUILTIN[name]
 

@@ -10,6 +10,13 @@ from stat import S_ISDIR
 
 from cml_engine.compiler.plugins import load_file, loaded_files, restore
 from cml_engine.errors import CmlError
+from cml_engine.errors.arguments import (
+    SECONDS,
+    check_callable,
+    check_instance,
+    check_path,
+    check_paths,
+)
 from cml_engine.formats.loading import load
 from cml_engine.io.frame_gate import frame_gate
 from cml_engine.ir.graph import Graph
@@ -62,15 +69,16 @@ class Reloader:
         every_s: float = 0.5,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.session, self.said = session, ""
-        self._model, self._ops = Path(model), [Path(file) for file in ops]
-        self._files = [Path(file) for file in files]
+        self.session, self.said = check_instance(Session, session, "session"), ""
+        self._model, self._ops = check_path(model, "model"), check_paths(ops, "ops")
+        self._files = check_paths(files, "files")
         #: the number of replacements that succeeded
         self.taken = 0
-        self._make = make or self._load
+        self._make = self._load if make is None else check_callable(make, "make")
         #: the registrations of ``ops`` that the session's network was compiled with
-        self._registrations = loaded_files(ops)
-        self._every_s, self._clock = every_s, clock
+        self._registrations = loaded_files(self._ops)
+        self._every_s = SECONDS.check(every_s, "every_s")
+        self._clock = check_callable(clock, "clock")
         self._looked_at = clock()
         self._known = self._seen = _stamps(self._watched_files())
         #: the files that are still to be checked, and the stamps of the others
@@ -96,10 +104,10 @@ class Reloader:
         if self._seen != before or self._seen == self._known:
             return None
         changed = self._seen
-        self._known, ops = changed, list(self._ops)
+        self._known = changed
 
         def load_graph() -> Graph:
-            for file in ops:
+            for file in self._ops:
                 load_file(file)
             return self._make()
 

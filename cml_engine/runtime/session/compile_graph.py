@@ -158,6 +158,10 @@ class CompileOptions:
             check_flag(self.winograd, "winograd")
         if self.cpu_threads is not None:
             CPU_THREADS.check(self.cpu_threads, "cpu_threads")
+            if self.cpu != "onnxruntime":
+                raise InputError(
+                    "cpu_threads is for ONNX Runtime: add cpu='onnxruntime', or leave it out"
+                )
         RANDOM_SEED.check(self.seed, "seed")
         if self.arena_limit is not None:
             ARENA_LIMIT.check(self.arena_limit, "arena_limit")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from cml_engine.compiler.plan import InputConversion, Plan
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import SEED, check_input_mapping, shortened
+from cml_engine.ir.arrays import as_array
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph, Slider, check_shape
 from cml_engine.ops.declaration.registry import lookup
 
@@ -50,7 +50,7 @@ def _slider_array(name: str, slider: Slider, fact: Fact, value: object) -> Any:
         value = slider.choices[value]
     if not isinstance(value, bool | int | float | list | tuple):
         return value
-    array = as_array(name, value)
+    array = as_array(f"input '{name}'", value)
     if array.size != fact.size and array.ndim:
         raise InputError(
             f"input '{name}': wanted {fact.size} numbers, got {array.size}, {shortened(str(value))}"
@@ -171,28 +171,8 @@ def check_ranges(graph: Graph, arrays: Mapping[str, Array]) -> None:
             )
 
 
-def as_array(name: str, value: object) -> Array:
-    """Returns an input as a NumPy array; raises :class:`InputError` if it holds no numbers."""
-    try:
-        array = np.asarray(value)
-    except Exception:  # NumPy calls the object's own methods, which may raise anything
-        raise _no_array(name, value) from None
-    if array.dtype.kind not in "biufc":
-        raise _no_array(name, value)
-    return array
-
-
-def _no_array(name: str, value: object) -> InputError:
-    is_path = isinstance(value, str | PathLike)
-    hint = ". A file is read first: numpy.load for a .npy" if is_path else ""
-    return InputError(
-        f"input '{name}': wanted an array of numbers, got {shortened(repr(value))} "
-        f"({type(value).__name__}){hint}"
-    )
-
-
 def _checked(name: str, fact: Fact, value: Array) -> Array:
-    array = as_array(name, value)
+    array = as_array(f"input '{name}'", value)
     check_shape(name, fact, array.shape)
     expected = NUMPY_DTYPE[fact.dtype]
     kinds = {"scalar": "fiu", "integer": "iu", "logical": "b"}[fact.dtype]

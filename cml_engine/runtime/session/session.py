@@ -26,6 +26,7 @@ from cml_engine.errors.arguments import (
     check_shapes,
     check_text,
 )
+from cml_engine.ir.arrays import as_array
 from cml_engine.ir.counted import counted_axes, trimmed
 from cml_engine.ir.graph import Array, Fact, Graph, Slider
 from cml_engine.ir.textures import TextureInput, on_device
@@ -50,7 +51,6 @@ from cml_engine.runtime.session.compile_graph import (
     make_recompiler,
 )
 from cml_engine.runtime.session.inputs import (
-    as_array,
     check_inputs,
     check_ranges,
     listed,
@@ -107,6 +107,9 @@ class Session:
     (1, 3, 512, 512)
     """
 
+    #: True after :meth:`close`
+    _closed = False
+
     def __init__(
         self,
         graph: Graph,
@@ -134,12 +137,23 @@ class Session:
         load_families()  # a graph that was built in code has not loaded the operators yet
         self.options = options
         self.gpu = _choose(backend)
+        if options.cpu == "onnxruntime" and self.gpu is not None and backend != "auto":
+            raise InputError(
+                "cpu='onnxruntime' is for sessions without a GPU: say backend 'cpu', or leave it "
+                "out"
+            )
         self._arena, self._shapes_kept = arena, shapes_kept
         self._coming: Replacement | None = None
         self._swapping = Lock()
         self._begin(
             compile_graph(graph, self.gpu, options, deferred, arena, on_progress=on_progress)
         )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InputError(
+                f"the session of '{self.source_graph.name}' was closed: make another one"
+            )
 
     def _begin(self, first: Compiled) -> None:
         """Switches to a compiled network and drops the cached shapes of the previous one."""
@@ -189,6 +203,7 @@ class Session:
 
         For schedulers, which call it for every job.
         """
+        self._check_open()
         self._take_coming()
         return self._program
 
@@ -204,6 +219,7 @@ class Session:
         network stays and the replacement's ``error`` holds the reason. Variables start with the
         values in the new model's files.
         """
+        self._check_open()
         if not callable(graph):
             check_instance(Graph, graph, "replace (a graph, or a function that gives one)")
             check_interface(self.source_graph, graph)
@@ -268,6 +284,7 @@ class Session:
         network does not support the shapes. A graph that was changed after it was loaded
         supports no other shapes.
         """
+        self._check_open()
         source = self.source_graph
         all_shapes = dict(source.origin.shapes) if source.origin else {}
         all_shapes |= check_shapes(shapes)
@@ -279,6 +296,7 @@ class Session:
         Intended for loading screens. Without this call, one core builds them when a job first
         needs them.
         """
+        self._check_open()
         self._program.build_ahead()
 
     def run(
@@ -311,9 +329,10 @@ class Session:
                 raise InputError(
                     f"{name}: wanted a function of a node and its arrays, got {function!r}"
                 )
+        self._check_open()
         self._take_coming()
         if names := self._optional(inputs):
-            shapes = {name: as_array(name, inputs[name]).shape for name in names}
+            shapes = {name: as_array(f"input '{name}'", inputs[name]).shape for name in names}
             return self.reshaped(shapes).run(inputs, watch=watch, before=before)
         outputs = self._run(_take_inputs(self, inputs), watch, before)
         return {name: trimmed(name, array, self._counted, outputs)
@@ -338,6 +357,7 @@ class Session:
         value now.
         """
         check_text(name, "a tensor's name")
+        self._check_open()
         if self.gpu is None:
             return _on_cpu(self._program).tensor(name)
         from cml_engine.gpu.frames.outputs import network_tensor
@@ -352,6 +372,7 @@ class Session:
         Inputs named in ``skip`` must exist but are not converted. Missing inputs with a default,
         such as sliders, get it. Raises :class:`InputError` if an input does not fit or is missing.
         """
+        self._check_open()
         if name := next(iter(self._optional(inputs)), None):
             raise InputError(
                 f"input '{name}' is a constant of this session. Load the model with "
@@ -407,12 +428,14 @@ class Session:
         """
         if self.gpu is not None:
             as_gpu_program(self._program).close()
+        self._closed = True
         if self._coming is not None:
             self._coming.supersede()
             self._coming = None
 
     def reset(self) -> None:
         """Resets the variables that the network updates to the values in its files."""
+        self._check_open()
         self._program.reset()
 
     def rank(

@@ -35,7 +35,13 @@ from cml_engine.compiler.integer.quantizer.scales import (
 from cml_engine.compiler.optimize import STAGES
 from cml_engine.cpu.cpu_program import CpuProgram, keep_results
 from cml_engine.errors import InputError, ModelError
-from cml_engine.errors.arguments import ERROR_SHARE, check_instance
+from cml_engine.errors.arguments import (
+    ERROR_SHARE,
+    check_instance,
+    check_mapping,
+    check_name_list,
+    check_number_of,
+)
 from cml_engine.io.json_files import Json
 from cml_engine.ir.construction import GraphRewriter
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, AttrValue, Graph, Node
@@ -304,11 +310,14 @@ def quantize(
     >>> integer.integer > 0
     True
     """
+    check_number_of((8, 16), bits, "bits")
+    if not isinstance(sixteen, str):
+        check_name_list(sixteen, "sixteen")
+    scales = {} if scales is None else scales
+    check_mapping("scales by tensor, {'image': 0.01}", scales, "scales")
     work = _Quantizer.of(graph, samples, max_error, float_tail)
-    for name, scale in (scales or {}).items():
+    for name, scale in scales.items():
         work.fixed_scales[work.group_of(name, "scales")] = _check_scale(name, scale)
-    if bits not in (8, 16):
-        raise InputError(f"bits {bits}: wanted 8 or 16")
     if bits == 16 and sixteen != "auto":
         raise InputError("sixteen names tensors among those of 8 bits: leave it out, or bits=16")
     if bits == 16:

@@ -16,7 +16,7 @@ from cml_engine.compiler.integer.quantizer.quantize import (
 from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.errors import InputError
-from cml_engine.errors.arguments import check_instance
+from cml_engine.errors.arguments import check_instance, check_number_of
 from cml_engine.io.json_files import Json
 from cml_engine.ir.block_weights import CODE_BITS, nearest_blocks
 from cml_engine.ir.graph import Array, Graph
@@ -89,8 +89,7 @@ def quantize_weights(graph: Graph, samples: Samples, bits: int = 8) -> tuple[Gra
     True
     """
     check_instance(Graph, graph, "the graph to quantize (cml.load gives one)")
-    if bits not in CODE_BITS:
-        raise InputError(f"bits {bits}: wanted 8 or 4")
+    check_number_of(CODE_BITS, bits, "bits")
     if graph.integer or graph.cooked_form is not None:
         state = "cooked" if graph.cooked_form is not None else "an integer network"
         raise InputError(f"'{graph.name}' is {state}: quantize the float network it was made of")
