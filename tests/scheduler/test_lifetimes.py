@@ -148,7 +148,7 @@ def test_inputs_are_released_for_every_end_of_a_job(scheduler, maker, end, monke
     device = scheduler.executor
     outputs, device.let[:] = maker.result, []
     if end == "refused":
-        with pytest.raises(RuntimeError, match="cannot hold"):
+        with pytest.raises(AdmissionError, match="cannot hold"):
             scheduler.submit(network("t", 1000.0), {"x": maker.output("y"), "a": 1},
                              deadline_ms=1, admission="refuse")  # fmt: skip
     else:
