@@ -451,6 +451,7 @@ class Session:
         names the inputs that each run provides; only operators that depend on them are timed.
         ``str()`` of the report is a table.
         """
+        self._check_open()
         TIMES.check(runs, "runs")
         if given is not None:
             check_known_names(
@@ -481,6 +482,7 @@ class Session:
         Whole runs of the network alternate with runs in which the operator does nothing,
         ``runs`` of each.
         """
+        self._check_open()
         if self.gpu is None:
             raise InputError(
                 "an operator is replaced by a stub on a GPU only: make the session on one"
@@ -500,6 +502,7 @@ class Session:
         It has exclusive use of the session and reads ``inputs``, by default random ones. On a
         GPU the time is that of the computation without upload and readback.
         """
+        self._check_open()
         arrays = check_inputs(self.inputs, random_inputs(self.inputs) if inputs is None else inputs)
         if self.gpu is None:
             timed = _on_cpu(self._program).without_state()  # the session's variables stay
