@@ -344,6 +344,8 @@ def save(
     check_flag(overwrite, "overwrite")
     check_flag(half, "half")
     path = check_path(path, "the place to save to")
+    if path.suffix.lower() == ".cml":
+        raise InputError(f"'{path}': cooked files are written by cml cook (cml_engine.cooked.cook)")
     if path.suffix.lower() == ".onnx":
         from cml_engine.formats.onnx.export import onnx_parts
 

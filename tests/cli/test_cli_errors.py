@@ -183,6 +183,8 @@ WITHOUT_EFFECT = {
     "map MODEL --inputs x.npy -o out.zarr --backend cpu --adapter x": "--adapter needs a GPU",
     "run MODEL -i x=x.npy --backend cpu --arena-limit-mib 1": "--arena-limit-mib needs a GPU",
     "ops conv --kernels": "leave --kernels out",
+    "run MODEL -i x=x.npy --random-inputs": "every input has a file: leave --random-inputs out",
+    "selftest --only relu --model MODEL": "leave --model out",
     "example plain_loop --list": "leave 'plain_loop' or --list out",
     "example --list --overwrite": "leave --overwrite out",
 }
@@ -194,6 +196,19 @@ def test_options_without_effect_are_refused(line, model, refused, monkeypatch, t
     np.save("x.npy", np.zeros((1, 3, 4, 4), np.float32))
     assert WITHOUT_EFFECT[line] in refused(line.replace("MODEL", str(model)))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["small", "x.npy"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("convert MODEL out.cml", "'out.cml': cooked files are written by cml cook"),
+        ("example network x.npy", "'x.npy' is a file: name a folder"),
+    ],
+)
+def test_places_of_another_kind_are_refused(line, said, model, refused, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.zeros(1))
+    assert said in refused(line.replace("MODEL", str(model)))
 
 
 @pytest.mark.parametrize(

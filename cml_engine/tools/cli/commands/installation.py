@@ -62,6 +62,8 @@ def example(a: Namespace) -> None:
         for name, text in rows.items():
             print(f"{name:18s} {shorten(text, _WIDTH - 19, placeholder=' …')}")
         return
+    if Path(a.folder).is_file():
+        raise InputError(f"'{a.folder}' is a file: name a folder")
     is_network = a.name == _NETWORK
     files = {f.name: f for f in network_files()} if is_network else program_files(a.name)
     data = {Path(a.folder) / place: file.read_bytes() for place, file in files.items()}
@@ -151,6 +153,8 @@ def selftest(a: Namespace) -> int:
     parts = [name for name in PARTS if name in a.only or not a.only]
     if operators and "kernels" not in parts:
         parts.insert(0, "kernels")
+    if "networks" not in parts:
+        refuse(a, "--only leaves the part 'networks' out", "model")
     check_place(a.write)
     gpu = Gpu()
     report = SelfTestReport(describe_device(gpu), versions(), a.quick)

@@ -139,6 +139,8 @@ def run(a: Namespace) -> int:
             facts[name] = Fact(fact.dtype, shape or fact.shape)
     made_up: dict[str, Array] = {}
     if a.random_inputs is not None:
+        if facts.keys() <= {pair.partition("=")[0] for pair in a.input}:
+            raise InputError("every input has a file: leave --random-inputs out")
         print_error(f"the inputs without a file are random, of seed {a.random_inputs}")
         made_up = random_inputs(facts, a.random_inputs)
     arrays = read_inputs(a, facts, {**graph.defaults, **made_up})
