@@ -331,8 +331,8 @@ class FrameScheduler:
             only the time that all others leave.
         deadline_ms : milliseconds from now; see :func:`cml_engine.scheduler.least_laxity`.
         slot : a name; a waiting job of the same slot is superseded (cancelled) by this one.
-        admission : the reaction to a deadline that cannot be met beside the present jobs: accept,
-            warn, or refuse with :class:`AdmissionError`.
+        admission : the reaction to a ``deadline_ms`` that cannot be met beside the present jobs:
+            accept, warn, or refuse with :class:`AdmissionError`.
         read : True to copy the outputs to the host in the frame in which the job ends, for
             :meth:`Job.read`. ``await job``, :meth:`Job.wait` and callbacks then wait for them.
         """
