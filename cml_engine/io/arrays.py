@@ -184,9 +184,9 @@ def check_place(path: str | Path, model: str | Path = "") -> None:
     --------
     >>> check_place(Path("out.npy"))
     """
-    path, model = check_path(path, "a file to write"), check_path(model, "model")
-    places = path, Path(os.devnull) if model == Path() else model
-    target, model_path = (Path(os.path.realpath(place)) for place in places)
+    path = check_path(path, "a file to write")
+    check_path(model, "model")
+    target, model_path = (Path(os.path.realpath(name)) for name in (path, model or os.devnull))
     is_model_part = path.suffix in (".nnef", ".quant", ".dat") and target.parent == model_path
     if target == model_path or is_model_part:
         raise InputError(f"'{path}' is the model's own: name another file")

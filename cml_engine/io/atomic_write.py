@@ -62,7 +62,7 @@ def write_atomically(path: str | Path, content: Content) -> None:
     >>> write_atomically("saves/settings.json", "{}")
     """
     path = check_path(path, "the file to write")
-    if not isinstance(content, bytes | str) and not callable(content):
+    if not isinstance(content, bytes | bytearray | memoryview | str) and not callable(content):
         raise InputError(
             "the content of a file: wanted bytes, a text or a function that writes it, got "
             f"{shortened(repr(content))}"
