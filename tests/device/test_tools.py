@@ -104,7 +104,7 @@ def test_load_build_evict_and_failure_are_logged(gpu, caplog):
     with caplog.at_level(logging.DEBUG):
         session = cml.Session(conv_net("logged", seed=9), gpu)
         gpu.memory._evict(session.program)
-        session.close()
+        session.program.close()  # a closed session would take no job
         host = Host(gpu, budget_ms=1.0)
         host.run(session, {"x": IMAGE})
     messages = [record.getMessage() for record in caplog.records]
