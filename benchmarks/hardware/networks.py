@@ -20,6 +20,7 @@ from benchmarks.hardware.nests import nest_of
 from benchmarks.kernels.roofline import name_of, work_of
 from benchmarks.table import markdown_table
 from cml_engine.compiler.plan import Plan, Step
+from cml_engine.compiler.planning.decisions import NO_DECISIONS, Decisions
 from cml_engine.compiler.planning.draft import PlanOptions, Storage
 from cml_engine.cooked.profiles import PROFILES
 from cml_engine.gpu.shaders.hlsl import ShaderKey, step_key
@@ -32,9 +33,13 @@ Compiler = Callable[[ShaderKey], Kernel]
 
 
 def plan_for(
-    graph: Graph, profile: str, halves: bool = False, options: PlanOptions | None = None
+    graph: Graph,
+    profile: str,
+    halves: bool = False,
+    options: PlanOptions | None = None,
+    decide: Decisions = NO_DECISIONS,
 ) -> Plan:
-    """Returns the plan of a graph for a profile of devices, by the rules alone.
+    """Returns the plan of a graph for a profile of devices, by the rules and ``decide`` alone.
 
     With ``halves`` storage and products may be of 16 bits, which the device then has.
     """
@@ -42,7 +47,7 @@ def plan_for(
     numbers: Storage = "half" if halves else "float"
     compiled = CompileOptions(
         plan=options or PlanOptions(), tuned=False, cpu="refuse", storage=numbers,
-        arithmetic=numbers,
+        arithmetic=numbers, decide=decide,
     )  # fmt: skip
     device = PROFILES[profile]
     device = replace(device, limits=replace(device.limits, half_arithmetic=halves))

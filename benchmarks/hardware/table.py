@@ -86,7 +86,7 @@ def _steps() -> Iterator[tuple[str, Step]]:
     """Yields a step of every kernel of the table, with a word before its name."""
     load_families()
     for prefix, variants, key, graph in _networks():
-        plan = partial(_plan, graph, variants[0].startswith("half"))
+        plan = partial(_plan, graph, "half" in (prefix + variants[0]).split())
         found = [choice for choice in plan().choices if key in choice.key]
         blocks = ("c4>c4", "c4h>c4h")
         choice = next((c for c in found if any(b in c.key for b in blocks)), found[0])
@@ -123,7 +123,9 @@ _GROUPS = (
 
 def _plan(graph: Graph, halves: bool, table: VariantTable | None = None) -> Plan:
     options = PlanOptions() if table is None else PlanOptions(variants=table)
-    return plan_for(graph, "discrete", halves, options)
+    # the table does not decide by itself what it has rows for
+    decide = {node.outputs[0]: {"storage": "half"} for node in graph.nodes[:-1] if halves}
+    return plan_for(graph, "discrete", halves, options, decide)
 
 
 def _networks() -> Iterator[tuple[str, tuple[str, ...], str, Graph]]:
@@ -142,6 +144,8 @@ def _networks() -> Iterator[tuple[str, tuple[str, ...], str, Graph]]:
         *((f"1x1x{n} ", ("window",), "conv", (m, m, 1, 1), {}) for n, m in _POINTWISE),
         ("depthwise ", ("tile",), "conv", (c, 1, 3, 3), {"groups": 0, "stride": [2, 2]}),
         ("", ("depthwise",), "conv", (c, 1, 3, 3), {"groups": 0}),
+        ("half depthwise ", ("tile",), "conv", (c, 1, 3, 3), {"groups": 0, "stride": [2, 2]}),
+        ("half ", ("depthwise",), "conv", (c, 1, 3, 3), {"groups": 0}),
         ("transposed ", ("tile",), "deconv", (c, c, 3, 3), {"stride": [2, 2]}),
         ("", ("half tile", "half winograd"), "conv", (c, c, 3, 3), {}),
         ("3x3 ", ("half window",), "conv", (c, c, 3, 3), {}),
@@ -154,11 +158,13 @@ def _networks() -> Iterator[tuple[str, tuple[str, ...], str, Graph]]:
     ]
     for prefix, variants, op, shape, attrs in layers:
         c, size = shape[0], "x".join(map(str, shape[2:]))
+        # layers of one tap in a row would be one dispatch
+        taps = (3, 3) if size == "1x1" else (1, 1)
         builder = cml.GraphBuilder("layers")
         x: Any = builder.input("x", [1, c, 64, 64])
-        x = builder.conv(x, weights(c, c, 1, 1))
+        x = builder.conv(x, weights(c, c, *taps))
         x = getattr(builder, op)(x, weights(*shape), weights(1, c), **attrs)
-        graph = builder.graph(y=builder.conv(x, weights(c, c, 1, 1)))
+        graph = builder.graph(y=builder.conv(x, weights(c, c, *taps)))
         if variants[0].startswith("dot4"):
             samples = [{"x": weights(1, c, 64, 64)} for _ in range(_SAMPLES)]
             graph, _ = cml.quantize(graph, samples, sixteen=[])

@@ -253,7 +253,8 @@ def measure_errors(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> Measu
         return MeasuredErrors(stored, [], f"{gpu.name} has no shader-f16")
     variants = NO_VARIANTS if gpu.limits.software else table_for(gpu.name)
     limits, options = replace(gpu.limits, software=False), PlanOptions(variants=variants)
-    plan = plan_graph(allow_half_products(graph), limits, "half", options, allow_cpu=True)
+    marked = allow_half_products(graph)
+    plan = plan_graph(marked, limits, "half", options, arithmetic="half", allow_cpu=True)
     if not any(step.defines.get("HALVES") for step in plan.steps):
         return MeasuredErrors(stored, [], "the rules choose it for no convolution of this network")
     return MeasuredErrors(stored, _output_errors(graph, full, _run(plan, gpu, inputs)))

@@ -14,6 +14,7 @@ from cml_engine.errors import InputError
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.layout import C4H
+from cml_engine.ir.layout import HALF as HALF_MATRIX
 from cml_engine.ops.conv.cases import conv_case, deconv_case
 from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.ops.declaration.spec import Case
@@ -106,6 +107,48 @@ def chain():
     for _ in range(3):
         x = net.op("relu", net.conv(x, 64))
     return net.graph(x)
+
+
+def hardware_plan(graph, decide=None):
+    options = dataclasses.replace(HALF, decide=decide or {})
+    device = PROFILES["discrete"].with_f16
+    return make_plan(optimize_for(graph, options), device, options, written=graph)
+
+
+def products(rows):
+    builder = cml.GraphBuilder("products")
+    x = builder.input("x", [rows, 256])
+    graph = builder.graph(y=builder.matmul(x, np.ones((256, 1024), np.float32)))
+    (name,) = graph.constants
+    return graph, name
+
+
+@pytest.mark.parametrize(("rows", "layout"), [(1, HALF_MATRIX), (64, None)])
+def test_a_matrix_that_tiles_multiply_stays_in_32_bits(rows, layout):
+    """Tiles would unpack it in every turn; a product with one row reads it once."""
+    graph, name = products(rows)
+    assert hardware_plan(graph).layouts.get(name) == layout
+
+
+def test_what_the_caller_decides_of_storage_stays():
+    graph, name = products(64)
+    decided = hardware_plan(graph, {name: {"storage": "half"}})
+    assert decided.layouts[name] == HALF_MATRIX
+    graph = chain()
+    name = graph.nodes[0].outputs[0]
+    free, decided = (hardware_plan(graph, d) for d in ({}, {name: {"storage": "float"}}))
+    assert C4H in free.layouts.values()
+    assert list(decided.layouts.values()).count(C4H) < list(free.layouts.values()).count(C4H)
+
+
+def test_small_convolutions_of_one_tap_are_joined_in_32_bits():
+    """A joined dispatch of floats saves a launch, which is worth more than products of 16 bits."""
+    net = Net(1, 16, 24, 24)
+    x = "x"
+    for _ in range(3):
+        x = net.op("relu", net.conv(x, 16, 1))
+    plan = hardware_plan(net.graph(x))
+    assert len(plan.steps) == 1 and C4H not in plan.layouts.values()
 
 
 def kernels_of(options, half_arithmetic=True, software=False):

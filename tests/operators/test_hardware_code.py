@@ -1,11 +1,13 @@
 """The kernels that hardware takes, as AMD's compiler compiles them for a card that is not there."""
 
+from functools import cache
+
 import pytest
 
 from benchmarks.hardware.model import CARDS
 from benchmarks.hardware.networks import estimate_network, plan_for
 from benchmarks.hardware.radv import Radv, RadvError, library
-from benchmarks.models import AGENTS
+from benchmarks.models import AGENTS, MODELS, load_network
 from cml_engine.formats.loading import load
 from cml_engine.gpu.shaders.hlsl import compile_spirv
 from cml_engine.ir.limits import Limits
@@ -41,6 +43,9 @@ LEAST_WAVES = {
 USUAL_WAVES = 4
 
 
+_AGENTS = [model for model in MODELS if model.startswith("agent-")]
+
+
 @pytest.fixture(scope="module")
 def radv():
     try:
@@ -70,6 +75,18 @@ def test_products_of_16_bits_are_two_in_an_operation(radv):
         assert found.kernel.spills == 0 and found.kernel.waves >= waves_of(found.step), found.step
 
 
+@pytest.mark.parametrize("model", [*_AGENTS, "vit"])
+def test_a_plan_with_halves_is_not_slower_than_one_of_floats(model, radv):
+    """Convolutions multiply in 16 bits only where that makes the plan faster by the model."""
+    graph, _ = load_network(model)
+    kernels = cache(lambda key: radv.compile(compile_spirv(key)))
+    seconds = [
+        estimate_network(model, plan_for(graph, "discrete", halves), CARD, kernels, ()).seconds
+        for halves in (False, True)
+    ]
+    assert seconds[1] <= 1.02 * seconds[0]
+
+
 @pytest.mark.parametrize("agent", sorted(PER_PRODUCT))
 def test_demo_kernels_fit_the_registers_and_add_no_instructions(agent, radv):
     plan = plan_for(load(AGENTS / f"{agent}.nnef"), "discrete")
@@ -97,8 +114,12 @@ def test_the_table_has_every_tile_that_the_rules_compare():
         for numbers in ("", "dot4 ", "half ")
         for r, c in conv._TILES
     ]
-    by_channel = [f"depthwise tile {r}x{c} by 64" for r, c in conv._DEPTHWISE_TILES]
-    near = [f"depthwise {r}x{c} by 64" for r, c in depthwise._TILES]
+    by_channel = [
+        f"{stored}depthwise {kind}{r}x{c} by 64"
+        for stored in ("", "half ")
+        for kind, sizes in (("tile ", conv._DEPTHWISE_TILES), ("", depthwise._TILES))
+        for r, c in sizes
+    ]
     stages = [f"{n}winograd {r}x{c} by 64" for n in ("", "half ") for r, c in winograd._TILES]
     windows = [
         f"{kind} {numbers}window {ConvTile(r, c, 64, parts)}"
@@ -119,7 +140,7 @@ def test_the_table_has_every_tile_that_the_rules_compare():
         for kernel in ("reduce", "softmax", "standardize")
         for t in _HARDWARE_THREADS
     ]
-    tiles = direct + by_channel + near + windows + stages + products + transforms + lines
+    tiles = direct + by_channel + windows + stages + products + transforms + lines
     assert sorted(kernels) == sorted(tiles)
 
 

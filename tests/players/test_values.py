@@ -80,7 +80,10 @@ def wanted(model: cml.Graph, compiled: cml.CompileOptions) -> list[str]:
             profiles.insert(0, profile.with_f16)
         for each in profiles:
             options = PlanOptions(variants=shipped_table(each.tuned_as), packed_inputs=False)
-            plan = plan_graph(optimized, each.limits, compiled.storage, options, written=model)
+            plan = plan_graph(
+                optimized, each.limits, compiled.storage, options,
+                arithmetic=compiled.arithmetic, written=model,
+            )  # fmt: skip
             found += digests_of(plan)
     return found
 

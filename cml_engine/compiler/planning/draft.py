@@ -201,6 +201,8 @@ class Lowered:
     that the graph does not have, ``packed`` the packed weights, ``parts`` the parts in which each
     bound tensor is bound. ``cpu_parts`` has the nodes that the CPU computes together, by the first
     result of the first of them. ``unstored`` are the results that need no memory on the device.
+    ``joined`` has, for each dispatch in the place of several, the tensors that these read or write,
+    and the modelled seconds that it saves.
     """
 
     dispatches: list[Launch] = field(default_factory=list)
@@ -211,6 +213,7 @@ class Lowered:
     chosen: dict[str, list[tuple[str, object]]] = field(default_factory=dict)
     cpu_parts: dict[str, list[Node]] = field(default_factory=dict)
     unstored: set[str] = field(default_factory=set)
+    joined: list[tuple[frozenset[str], float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,12 +260,14 @@ class Draft:
 
     Every stage returns a new draft. A field after ``refusals`` is empty until its stage has run.
     ``refusals`` has the reasons why kernels refused nodes that the CPU computes, by first result.
+    ``arithmetic`` is ``"half"`` if products may be of 16 bits where the model says so.
     """
 
     graph: Graph
     limits: Limits
     options: PlanOptions
     storage: Storage = "float"
+    arithmetic: Storage = "float"
     sibling: Sibling | None = None
     refusals: Mapping[str, str] = field(default_factory=dict)
     layouts: dict[str, str] = field(default_factory=dict)

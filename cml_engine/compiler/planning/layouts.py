@@ -241,7 +241,7 @@ def choose_storage(
     ``overrides`` has the storage that the caller decides by tensor; ``storage`` is the default.
     Raises :class:`InputError` if a requested storage is impossible.
     """
-    ties, refused = _stored_alike(graph, layouts)
+    ties, refused = stored_alike(graph, layouts)
     requested = {ties.find(name): stored for name, stored in overrides.items()}
 
     def in_half(name: str) -> bool:
@@ -263,7 +263,7 @@ def choose_storage(
     return stored_layouts
 
 
-def _stored_alike(graph: Graph, layouts: Mapping[str, str]) -> tuple[Ties, dict[str, Node]]:
+def stored_alike(graph: Graph, layouts: Mapping[str, str]) -> tuple[Ties, dict[str, Node]]:
     """Returns the ties between blocked maps that must have one storage, and the sets of maps that
     must have 32 bits.
 
@@ -297,7 +297,7 @@ def _in_words(
             f"decide: '{next(iter(overrides))}' is of an integer network, whose maps are stored in "
             "as few bits as hold them: leave it out"
         )
-    ties, refused = _stored_alike(graph, layouts)
+    ties, refused = stored_alike(graph, layouts)
     tied: dict[str, list[str]] = {}
     for name, layout in layouts.items():
         if layout == C4 and ties.find(name) not in refused:

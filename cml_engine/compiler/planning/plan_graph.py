@@ -19,6 +19,7 @@ from cml_engine.compiler.planning.decisions import NO_DECISIONS, Decisions, reso
 from cml_engine.compiler.planning.dispatches import lower_nodes
 from cml_engine.compiler.planning.draft import Draft, NodesRefused, PlanOptions, Sibling, Storage
 from cml_engine.compiler.planning.layouts import decide_layouts, without_taps
+from cml_engine.compiler.planning.modelled_storage import store_by_model
 from cml_engine.compiler.planning.operands import compute_operands
 from cml_engine.compiler.planning.pointwise import chain_pointwise
 from cml_engine.compiler.planning.shuffles import store_shuffles
@@ -36,6 +37,7 @@ _log = logging.getLogger(__name__)
 #: the stages of planning for a GPU: name, function, what it does
 PLAN_STAGES: tuple[tuple[str, Callable[[Draft], Draft], str], ...] = (
     ("layouts", decide_layouts, "stores feature maps in blocks of four channels or few bits"),
+    ("storage", store_by_model, "keeps 32 bits where 16 would be slower, by a model of hardware"),
     ("sharing", share_memory, "lets a result use the memory of an operand, as a reshape does"),
     ("dispatches", lower_nodes, "chooses kernels, and turns operators into dispatches"),
     ("shuffles", store_shuffles, "lets convolutions store what a pixel shuffle would move"),
@@ -59,6 +61,7 @@ def plan_graph(
     options: PlanOptions = DEFAULT,
     decide: Decisions = NO_DECISIONS,
     *,
+    arithmetic: Storage = "float",
     written: Graph | None = None,
     sibling: Sibling | None = None,
     blocked_layout: bool = True,
@@ -66,19 +69,21 @@ def plan_graph(
 ) -> Plan:
     """Returns the plan of an optimized graph for a device with these limits.
 
-    ``storage`` is the storage of feature maps by default. The decisions ``decide`` may use the
-    names of the original graph ``written``. Without ``blocked_layout`` all tensors are plain.
+    ``storage`` is the storage of feature maps by default. If ``arithmetic`` is ``"half"``, a model
+    of hardware chooses what has 16 bits. The decisions ``decide`` may use the names of the original
+    graph ``written``. Without ``blocked_layout`` all tensors are plain.
     With ``allow_cpu`` the CPU computes the nodes that their kernels refuse; without it that is an
     error. Equal arguments give equal plans. With a ``sibling`` the plan uses its kernels and packed
     weights if they are valid.
     """
     written, refusals = written or graph, dict[str, str]()
-    without = frozenset[str]() if blocked_layout else frozenset({"layouts"})
+    without = frozenset[str]() if blocked_layout else frozenset({"layouts", "storage"})
     while True:
         overrides = resolve_overrides(decide, written, without_taps(graph))
         options = replace(options, overrides=overrides)
         try:
-            plan = _run_stages(Draft(graph, limits, options, storage, sibling, refusals), without)
+            draft = Draft(graph, limits, options, storage, arithmetic, sibling, refusals)
+            plan = _run_stages(draft, without)
             break
         except NodesRefused as refusal:
             refused = _movable(graph, options, refusal) if allow_cpu else {}
@@ -119,7 +124,7 @@ def lower(
     """Returns the plan of a graph in the given layouts, without bands and without CPU fallback."""
     draft = Draft(graph, limits, options, sibling=sibling, layouts=dict(layouts or {}))
     try:
-        return _run_stages(draft, frozenset({"layouts", "bands"}))
+        return _run_stages(draft, frozenset({"layouts", "storage", "bands"}))
     except NodesRefused as refusal:
         raise refusal.first from None
 

@@ -36,6 +36,7 @@ from cml_engine.ops.conv.kernels.conv_chain import (
     pack_layers,
 )
 from cml_engine.ops.conv.shapes import ConvShape, conv_shape
+from cml_engine.ops.declaration.hardware import hardware_table
 from cml_engine.ops.declaration.registry import formula_of, is_builtin
 from cml_engine.ops.declaration.spec import Cost, Defines
 
@@ -54,7 +55,8 @@ def chain_pointwise(draft: Draft) -> Draft:
         layers = [_layer(draft.graph, node) for node, *_ in run]
         name = "+".join([*(n for node, *_ in run for n in node.inputs[1:]), "chain"])
         pack = partial(pack_layers, layers)
-        joins.append(Join(run, _joined(draft, run, layers, name), name, pack))
+        saved = (len(run) - 1) * hardware_table().launch
+        joins.append(Join(run, _joined(draft, run, layers, name), name, pack, saved))
     return apply_joins(draft, joins)
 
 
@@ -105,12 +107,7 @@ def _is_pointwise(draft: Draft, launch: Launch) -> bool:
     if not is_own or node.outputs[0] in draft.options.decided("kernel"):
         return False
     is_split = any(draft.lowered.parts[name].count > 1 for name in dispatch.tensors)
-    if (
-        node.attrs.get("halves")
-        or is_split
-        or dispatch.live
-        or node.inputs[0] != dispatch.tensors[0]
-    ):
+    if is_split or dispatch.live or node.inputs[0] != dispatch.tensors[0]:
         return False
     values = {name: graph.constant(name) for name in node.reads}
     filter, bias = (values[name] for name in node.inputs[1:])

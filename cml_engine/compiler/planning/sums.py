@@ -66,7 +66,10 @@ def _join(draft: Draft, run: Sequence[Launch]) -> Join | None:
     terms = builder.terms()
     tile = default_tile(terms) if terms else None
     members = [*builder.computed, *run]
-    if terms is None or tile is None or not _is_faster(draft, members, terms, tile):
+    if terms is None or tile is None:
+        return None
+    saved = sum(_seconds(draft, launch) for launch in members) - seconds(terms, tile)
+    if saved <= 0:
         return None
     found = Sum(terms, tile)
     is_split = any(draft.lowered.parts[name].count > 1 for name in found.tensors)
@@ -75,14 +78,7 @@ def _join(draft: Draft, run: Sequence[Launch]) -> Join | None:
     names = [n for node, *_ in members for n in node.reads if n in draft.graph.constants]
     depths = "".join(str(term.depth) for term in terms)
     name = "+".join([*dict.fromkeys(names), f"sum{depths}.rows{tile.rows}"])
-    return Join(members, _joined(draft, members, found, name), name, found.weights)
-
-
-def _is_faster(
-    draft: Draft, members: Sequence[Launch], terms: Sequence[Term], tile: ConvTile
-) -> bool:
-    """Returns True if the model says that a sum takes less time than its members' dispatches."""
-    return seconds(terms, tile) < sum(_seconds(draft, launch) for launch in members)
+    return Join(members, _joined(draft, members, found, name), name, found.weights, saved)
 
 
 def _seconds(draft: Draft, launch: Launch) -> float:
@@ -148,7 +144,7 @@ def _is_window(draft: Draft, launch: Launch) -> bool:
     vectors = VECTOR_TYPE[C4]
     is_float = dispatch.defines["T1_TYPE"] == dispatch.defines["T2_TYPE"] == vectors
     is_split = any(draft.lowered.parts[name].count > 1 for name in dispatch.tensors)
-    if not is_float or is_split or dispatch.live or node.attrs.get("halves"):
+    if not is_float or is_split or dispatch.live:
         return False
     # the sum reads it where its last convolution stands
     if draft.is_overwritten(node.inputs[0]):

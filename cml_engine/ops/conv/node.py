@@ -51,6 +51,11 @@ class Conv:
         return "dot4 " if self.dot4 else "half " if self.halves else ""
 
     @property
+    def stored(self) -> str:
+        """The word before a depthwise kernel's name in the table of hardware, by what it reads."""
+        return "half " if self.in_layout == C4H else ""
+
+    @property
     def in_size(self) -> tuple[int, ...]:
         return self.shape.narrow if self.transposed else self.shape.wide
 

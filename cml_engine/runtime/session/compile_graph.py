@@ -77,7 +77,8 @@ class CompileOptions:
         16 bits (docs/faster.md). The CPU stores 32 bits.
     arithmetic : ``"half"`` lets convolutions multiply in 16 bits what is stored in 16 bits, where a
         kernel of the device should be faster by that: hardware with the feature ``shader-f16``
-        (docs/faster.md). It needs ``storage="half"``. The default is 32 bits.
+        (docs/faster.md). What is slower in 16 bits is then stored in 32. It needs
+        ``storage="half"``. The default is 32 bits.
     plan : see :class:`PlanOptions`.
     tuned : use the kernels of the device's table of variants (docs/faster.md), unless ``plan`` has
         its own table.
@@ -485,7 +486,8 @@ def _plan_in_order(
     def lowered(ordered: Graph) -> Plan:
         return plan_graph(
             ordered, gpu.limits, options.storage, _plan_options(gpu, options), options.decide,
-            written=written, sibling=sibling, blocked_layout=options.blocked_layout,
+            written=written, arithmetic=options.arithmetic, sibling=sibling,
+            blocked_layout=options.blocked_layout,
             allow_cpu=options.cpu != "refuse",
         )  # fmt: skip
 

@@ -78,8 +78,8 @@ def direct_seconds(conv: Conv, tile: ConvTile) -> float:
     *outer, line = params["k_size"]
     # a phase of a deconv meets every up-th tap
     turns = [*outer, line / prod(params["up"])]
-    kind = "depthwise " if is_depthwise(conv) else "transposed " if conv.transposed else ""
-    kind += conv.numbers
+    kind = "transposed " if conv.transposed else ""
+    kind = f"{conv.stored}depthwise " if is_depthwise(conv) else kind + conv.numbers
     if not is_depthwise(conv):
         # TURN of conv.hlsl: the first block stands before the loop, whose turns are one or two
         turns.append(max(params["band"] - 1, 0) // (1 if tile.columns > 2 else 2))

@@ -7,14 +7,14 @@ with the feature ``shader-f16``, and where the input is stored in 16 bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 
 import numpy as np
 
 from cml_engine.ir.layout import C4H
-from cml_engine.ops.conv.kernels import conv, conv_window, winograd
+from cml_engine.ops.conv.kernels import conv, conv_window, depthwise, winograd
 from cml_engine.ops.conv.kernels.conv_pack import block_format
 from cml_engine.ops.conv.node import (
     CONV,
@@ -66,15 +66,28 @@ def can_use_halves(node: Conv) -> bool:
     return apart and has_finite_filter(node) and bool(largest < _LARGEST)
 
 
+def _seconds(nodes: Sequence[Conv]) -> dict[tuple[bool, str], float]:
+    """Returns the modelled times of a node with these numbers, by whether its products are of 16
+    bits, and by kernel."""
+    return {
+        (node.halves, variant.name): seconds(node) if variant.is_possible(node) else inf
+        for variant, seconds in _WAYS
+        for node in nodes
+    }
+
+
+def least_seconds(node: Conv) -> float:
+    """Returns the modelled time of the fastest kernel on hardware, infinity if none is modelled."""
+    if is_depthwise(node):
+        return depthwise.least_seconds(node)
+    return min(_seconds((in_halves(node), node) if can_use_halves(node) else (node,)).values())
+
+
 def _is_faster(name: str, node: Conv) -> bool:
     """Returns True on hardware if the model says that this kernel is the fastest of all."""
     if node.op.limits.software:
         return False
-    found = {
-        (numbers.halves, variant.name): seconds(numbers) if variant.is_possible(numbers) else inf
-        for variant, seconds in _WAYS
-        for numbers in (in_halves(node), node)
-    }
+    found = _seconds((in_halves(node), node))
     return min(found, key=lambda key: found[key]) == (True, name)
 
 

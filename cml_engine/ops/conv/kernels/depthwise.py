@@ -7,8 +7,11 @@ that loads every window separately. Other depthwise convolutions use ``conv.py``
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from cml_engine.ops.conv.cases import conv_case
+from cml_engine.ops.conv.kernels.conv import default_tile as default_direct_tile
+from cml_engine.ops.conv.kernels.conv import direct_seconds
 from cml_engine.ops.conv.kernels.conv_blocks import blocks_of, has_multipliers_after_bias, pack_bias
 from cml_engine.ops.conv.kernels.conv_pack import packed_depthwise
 from cml_engine.ops.conv.kernels.conv_product import store_defines, wide_defines
@@ -54,7 +57,20 @@ def default_tile(conv: Conv) -> ConvTile:
     if conv.op.limits.software:
         return ConvTile(_SOFTWARE_TILE_Y, _TILE_X, GROUP)
     tiles = (ConvTile(rows, columns, GROUP) for rows, columns in _TILES)
-    return min(tiles, key=lambda t: hardware_table().seconds(f"depthwise {t}", _groups(conv, t)))
+    return min(tiles, key=partial(_seconds, conv))
+
+
+def _seconds(conv: Conv, tile: ConvTile) -> float:
+    kernel = f"{conv.stored}depthwise {tile}"
+    return hardware_table().seconds(kernel, _groups(conv, tile))
+
+
+def least_seconds(conv: Conv) -> float:
+    """Returns the modelled time of the fastest kernel of a depthwise convolution on hardware."""
+    found = [direct_seconds(conv, default_direct_tile(conv))]
+    if is_possible(conv):
+        found.append(_seconds(conv, default_tile(conv)))
+    return min(found)
 
 
 def _groups(conv: Conv, tile: ConvTile) -> int:
