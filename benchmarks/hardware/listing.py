@@ -180,7 +180,7 @@ class Listing:
         for loop, blocks in self._streams().items():
             once, steady = self._stream_cycles(blocks, latencies)
             count = max(turns[i] for i in blocks)
-            total += once if loop is None else once + max(count - 1, 0) * steady
+            total += once if loop is None else min(count, 1) * once + max(count - 1, 0) * steady
         return total
 
     def cycles_by_depth(self, latencies: Latencies) -> tuple[list[float], list[float]]:

@@ -79,6 +79,14 @@ def test_a_wave_alone_waits_for_its_loads():
     assert alone[1] == pytest.approx(100 + 4, abs=8)
 
 
+def test_a_loop_without_turns_takes_no_time():
+    latencies = Latencies(2, dict.fromkeys((SCALAR_LOAD, MEMORY, SHARED), 100))
+    none, one, two = (amd_listing(RDNA).cycles_alone(Nest([n]), latencies) for n in (0, 1, 2))
+    outside = amd_listing(RDNA).cycles_by_depth(latencies)[1][0]
+    assert none == outside
+    assert one > none + 100 and two > one
+
+
 def test_a_load_ahead_of_its_turn_costs_no_wait():
     ahead = RDNA.replace("vmcnt(0)", "vmcnt(1)").replace("v[20:23], v18", "v[24:27], v18")
     latencies = Latencies(2, {SCALAR_LOAD: 0, MEMORY: 10, SHARED: 0})
