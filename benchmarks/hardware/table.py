@@ -115,7 +115,7 @@ _PATHS = (
 )
 #: the ends of their names: of workgroups of one wave, or of the waves of a sum
 _GROUPS = (
-    *(" by 64", " by 64 in 2 parts", " by 64 in 4 parts"),
+    *(" by 64", " by 64 in 2 parts", " by 64 in 3 parts", " by 64 in 4 parts"),
     *(" by 8x8", " by 4x16", " by 1x64"),
     *(" trees of 64 from 257", " trees of 64 from 16", " trees of 256 from 16"),
 )

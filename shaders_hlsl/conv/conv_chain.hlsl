@@ -7,6 +7,7 @@
 // LAYERS: a LAYER for each convolution but the last, and a LAST_LAYER, with the place of its filter and
 // of its bias in T1, the blocks of its input, the blocks of a wave's rows, and a statement that turns
 // the sums `v` into results, with numbers value(i).
+// FULL: every block of the result has four channels.
 #include "conv_shuffle.hlsli"
 #define CML_T float4
 #define CML_TRUTH bool4
@@ -16,7 +17,11 @@
 groupshared float4 even_map[MOST_BLOCKS][LANES];
 groupshared float4 odd_map[MOST_BLOCKS][LANES];
 
+#if FEW
+static const uint image = 0;
+#else
 static uint image;
+#endif
 static uint at;
 static bool exists;
 
@@ -31,17 +36,20 @@ float4 load_input(uint block, uint blocks) {
 }
 
 void store_result(float4 v, uint block) {
+    if (!exists || 4 * block >= out_c) { return; }
 #if OUT_C4
     uint to = (image * ((out_c + 3) / 4) + block) * volume + at;
-    if (exists && 4 * block < out_c) {
-        uint4 channel = 4 * block + uint4(0, 1, 2, 3);
-        OUT[to] = select(channel < uint4(out_c), v, float4(0.0));
-    }
+#if FULL
+    OUT[to] = v;
+#else
+    uint4 channel = 4 * block + uint4(0, 1, 2, 3);
+    OUT[to] = select(channel < uint4(out_c), v, float4(0.0));
+#endif
 #else
     {CML_UNROLL(int, row, 4) {
         uint channel = 4 * block + row;
         uint to = (image * out_c + channel) * volume + at;
-        if (exists && channel < out_c) { OUT[PLACE] = v[row]; }
+        if (FULL || row == 0 || channel < out_c) { OUT[PLACE] = v[row]; }
     }}
 #endif
 }
@@ -92,7 +100,9 @@ CML_MAIN
     uint position = group * LANES + lane % LANES;
     exists = position < batch * volume;
     position = min(position, batch * volume - 1);
+#if !FEW
     image = cml_divide_rest(position, volume);
+#endif
     at = position;
     LAYERS
 }

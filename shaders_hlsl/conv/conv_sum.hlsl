@@ -18,8 +18,14 @@
 #include "activations.hlsli"
 
 #define VECTORS (ROWS / 4)
-// the bits of an index: a compiler that knows them adds constants in the load instruction
+// the bits of an index, if it is known that it has no more: compilers then add constants in the load
+// instruction
 #define INDEX_BITS 0x7ffffffu
+#if FEW
+#define MAP_BITS INDEX_BITS
+#else
+#define MAP_BITS 0xffffffffu
+#endif
 
 // a block of a map in blocks of four channels, of a plain one, and of one that has a single channel
 #define IN_BLOCKS(map, at, block, volume) float4(map[at + block * volume])
@@ -47,7 +53,7 @@ FUNCTIONS
     void load##n(uint turn) { \
         {CML_UNROLL(int, i, CELLS(n)) { \
             uint line = uint(i % TAPS(n) / TAPS_X##n * DILATION_Y##n) * x_width(n); \
-            uint at = ((first##n + line) & INDEX_BITS) + i % TAPS_X##n * DILATION_X##n; \
+            uint at = ((first##n + line) & MAP_BITS) + i % TAPS_X##n * DILATION_X##n; \
             uint block = turn * BLOCKS##n + i / TAPS(n); \
             cells##n[i] = LOAD##n(INPUT##n, at, block, x_volume(n)); \
         }} \
@@ -94,7 +100,8 @@ EACH(TERM)
 
 // the first inputs of all terms are under way together
 #define FIND(n) \
-    first##n = image * x_image(n) + x_origin(n) + y * STRIDE_Y##n * x_width(n) + x * STRIDE_X##n; \
+    first##n = image * x_image(n) + x_origin(n) \
+               + MULTIPLY(y * STRIDE_Y##n, x_width(n)) + x * STRIDE_X##n; \
     {CML_UNROLL(int, i, ROWS) { sums##n[i] = 0.0; }}
 #define LOAD_FIRST(n) load##n(min(turn_of##n(wave), turns(n) - 1));
 // a wave beyond those that share a term has none of it
@@ -126,13 +133,17 @@ EACH(TERM)
 CML_MAIN
 {
     CML_EACH_GROUP(group)
-    uint row_block = group, tile = cml_divide_rest(row_block, row_blocks);
+    uint row_block = group, tile = DIVIDE_REST(row_block, row_blocks);
     uint volume = uint(y_size(1) * y_size(2));
     uint at = tile * LANES + lane % LANES;
     bool exists = at < batch * volume;
     at = min(at, batch * volume - 1);
+#if FEW
+    uint image = 0;
+#else
     uint image = cml_divide_rest(at, volume);
-    uint x = at, y = cml_divide_rest(x, uint(y_size(2)));
+#endif
+    uint x = at, y = DIVIDE_REST(x, uint(y_size(2)));
     EACH(FIND)
 #if PARTS > 1
     // waves that take turns have a counter that no lane has, so filters are loaded as scalars

@@ -18,9 +18,14 @@
 #define CELLS (SPAN * TAPS_X)
 #define WINDOW_VECTORS (TAPS_Y * TAPS_X * BLOCK_VECTORS)
 
+// windows inside of the input, of one position per thread, need no address for each row
+#define REGULAR (INSIDE && COLUMNS == 1)
+
+#if !REGULAR
 // the start of each row of inputs, the offset of each input in a row; -1 for none
 static int row_from[SPAN];
 static int column_from[TAPS_X];
+#endif
 static uint first_input;
 static uint block_volume;
 
@@ -30,7 +35,10 @@ static uint block_volume;
 #define CHANNELS group_in
 #endif
 
-#if PLAIN
+#if PLAIN && DEPTH == 1
+#define CELL NUMBER
+CELL load_block(uint index, uint) { return T0[index]; }
+#elif PLAIN
 NUMBER channel_at(uint index, uint channel) {
 #if WHOLE
     return T0[index + channel * block_volume];
@@ -52,7 +60,13 @@ CELL load_block(uint index, uint block) { return T0[index + block * block_volume
 #endif
 
 CELL load_cell(int row, int column, uint block) {
-#if INSIDE
+#if REGULAR
+    uint at = first_input + uint(row * x_size(2));
+#if FEW
+    at &= CML_INDEX_BITS;
+#endif
+    return load_block(at + column * DILATION_X, block);
+#elif INSIDE
     return load_block(first_input + uint(row_from[row] + column_from[column]), block);
 #else
     int at = max(row_from[row], 0) + max(column_from[column], 0);
@@ -61,7 +75,9 @@ CELL load_cell(int row, int column, uint block) {
 }
 
 CML_BLOCK with_border(CELL cell, int row, int column) {
-#if PLAIN
+#if PLAIN && DEPTH == 1
+    CML_BLOCK value = CML_BLOCK(cell, 0, 0, 0);
+#elif PLAIN
     CML_BLOCK value = cell;
 #else
     CML_BLOCK value = CML_BLOCK(LOADED(cell));
@@ -76,13 +92,17 @@ CML_BLOCK with_border(CELL cell, int row, int column) {
 }
 
 void find_inputs(int y, int x) {
+#if REGULAR
+    first_input += MULTIPLY(uint(y * STRIDE_Y + origin(1)), uint(x_size(2)))
+                   + uint(x * STRIDE_X + origin(2));
+#else
     {CML_UNROLL(int, row, SPAN) {
         int sy = y * (COLUMNS * STRIDE_Y) + row + origin(1);
 #if INSIDE
-        row_from[row] = min(sy, x_size(1) - 1) * x_size(2);
+        row_from[row] = int(MULTIPLY(uint(min(sy, x_size(1) - 1)), uint(x_size(2))));
 #else
         int source = cml_border(sy, x_size(1));
-        row_from[row] = source < 0 ? -1 : source * x_size(2);
+        row_from[row] = source < 0 ? -1 : int(MULTIPLY(uint(source), uint(x_size(2))));
 #endif
     }}
     {CML_UNROLL(int, column, TAPS_X) {
@@ -93,6 +113,7 @@ void find_inputs(int y, int x) {
         column_from[column] = cml_border(sx, x_size(2));
 #endif
     }}
+#endif
 }
 
 // the inputs of a turn
@@ -120,7 +141,7 @@ void add_turn(uint w, uint next) {
         {CML_UNROLL(int, j, COLUMNS) {
             x[j] = held[block * CELLS + (j * STRIDE_Y + row) * TAPS_X + tap % TAPS_X];
         }}
-        {CML_UNROLL(int, i, BLOCK_VECTORS) {
+        {CML_UNROLL(int, i, BLOCK_VECTORS * DEPTH / 4) {
             multiply_vector(T1[w + tap * BLOCK_VECTORS + i], x, i, 0, 0);
         }}
     }}
@@ -147,24 +168,32 @@ uint first_of_part(uint number) { return band / BLOCKS * number / PARTS * BLOCKS
 CML_MAIN
 {
     CML_EACH_GROUP(group)
-    Part part = cml_part(group);
+    uint row_block = group, tile = DIVIDE_REST(row_block, row_blocks);
     uint3 steps = uint3(1, steps3(1), steps3(2));
-    uint index = part.tile * LANES + lane % LANES;
+    uint index = tile * LANES + lane % LANES;
     bool exists = index < batch * steps.y * steps.z;
     index = min(index, batch * steps.y * steps.z - 1);
-    uint row = cml_divide_rest(index, steps.z);
+    uint row = DIVIDE_REST(index, steps.z);
+#if FEW
+    uint image = 0;
+#else
     uint image = cml_divide_rest(row, steps.y);
-    find_inputs(int(row), int(index));
+#endif
     block_volume = uint(x_size(1) * x_size(2));
-    uint first_block = cml_first_block(part.row_block);
+#if GROUPED
+    uint first_block = cml_first_block(row_block);
+#else
+    uint first_block = 0;
+#endif
 #if PLAIN
     first_input = (image * CHANNELS + 4 * first_block) * block_volume;
 #else
     first_input = (image * in_blocks + first_block) * block_volume;
 #endif
+    find_inputs(int(row), int(index));
     cml_clear();
 
-    uint weight = part.row_block * band * WINDOW_VECTORS;
+    uint weight = row_block * band * WINDOW_VECTORS;
 #if PARTS > 1
     // a wave skips the turns of others; their counter is no lane's, so filters are loaded as scalars
     for (uint wave = 0; wave < PARTS; wave++) {
@@ -188,13 +217,14 @@ CML_MAIN
 
     uint volume = uint(y_size(1) * y_size(2));
     {CML_UNROLL(int, o, VECTORS) {
-        uint number = part.row_block * VECTORS + o;
+        uint number = row_block * VECTORS + o;
         if (FULL || 4 * number < out_c) {
             Block block = cml_block(number);
             {CML_UNROLL(int, j, COLUMNS) {
                 uint y = row * COLUMNS + j;
                 if (exists && y < uint(y_size(1))) {
-                    cml_store(cml_result(o, j), block, image, y * y_size(2) + index, volume);
+                    uint at = MULTIPLY(y, uint(y_size(2))) + index;
+                    cml_store(cml_result(o, j), block, image, at, volume);
                 }
             }}
         }

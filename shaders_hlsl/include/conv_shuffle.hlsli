@@ -15,7 +15,7 @@
 // Returns the place of a channel's result in the enlarged map.
 uint shuffled(uint image, uint channel, uint at) {
     uint row_length = uint(RESULT_SIZE(2)), column = at;
-    uint line = cml_divide_rest(column, row_length);
+    uint line = DIVIDE_REST(column, row_length);
     uint part = channel % (SHUFFLE_Y * SHUFFLE_X);
     uint map = image * (out_c / (SHUFFLE_Y * SHUFFLE_X)) + channel / (SHUFFLE_Y * SHUFFLE_X);
     line = (map * uint(RESULT_SIZE(1)) + line) * SHUFFLE_Y + part / SHUFFLE_X;

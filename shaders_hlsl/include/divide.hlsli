@@ -27,4 +27,26 @@ uint cml_divide_rest(inout uint a, uint b) {
     return quotient;
 }
 
+// The same for a below 2^20: the added half is more than a float's rounding.
+uint cml_divide_few(inout uint a, uint b) {
+    float quotient = floor((float(a) + 0.5) * (1.0 / float(b)));
+    a = uint(float(a) - quotient * float(b));
+    return uint(quotient);
+}
+
+// Returns the low 32 bits of the product of numbers below 2^24, which hardware multiplies faster.
+uint cml_multiply_few(uint a, uint b) { return (a & 0xffffffu) * (b & 0xffffffu); }
+
+// FEW: a kernel's workgroups and positions are below 2^20, and its map has one image.
+#ifndef FEW
+#define FEW 0
+#endif
+#if FEW
+#define DIVIDE_REST cml_divide_few
+#define MULTIPLY cml_multiply_few
+#else
+#define DIVIDE_REST cml_divide_rest
+#define MULTIPLY(a, b) ((a) * (b))
+#endif
+
 #endif

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cml_engine import GraphBuilder
 from cml_engine.compiler.planning.draft import PlanOptions
 from cml_engine.compiler.planning.plan_graph import lower
 from cml_engine.gpu.program.program import GpuProgram
@@ -271,9 +272,19 @@ def test_tiles_whose_rows_the_channels_fill_and_others(channels, in_blocks, gpu,
         check_graph(graph, inputs, gpu, layouts=layouts, variants=table)
 
 
+@pytest.mark.parametrize(("threads", "parts"), [(64, 1), (128, 2), (192, 3), (256, 4)])
+def test_waves_of_a_sum_fit_a_workgroup(threads, parts, gpu):
+    limits = replace(gpu.limits, software=False, max_group_threads=threads)
+    case = conv_case((1, 20, 5, 6), (9, 20, 3, 3))
+    graph, _ = case_graph("conv", case, constants=True)
+    (choice,) = lower(graph, limits).choices
+    options = [o for o in choice.options if o.startswith("window 4x1 by 64")]
+    assert len(options) == parts
+
+
 @pytest.mark.parametrize("blocks", [2, 3, 5])
 def test_waves_that_share_a_sum_leave_out_no_part(blocks, gpu, set_limits):
-    """Each of two or four waves adds some blocks of inputs, also if they do not divide evenly."""
+    """Each of two to four waves adds some blocks of inputs, also if they do not divide evenly."""
     set_limits(software=False)
     for case, tile in (
         (conv_case((1, 4 * blocks, 5, 6), (9, 4 * blocks, 3, 3), padding=[(1, 1), (1, 1)]), "4x1"),
@@ -282,7 +293,63 @@ def test_waves_that_share_a_sum_leave_out_no_part(blocks, gpu, set_limits):
         graph, inputs = case_graph("conv", case, constants=True)
         (choice,) = lower(graph, gpu.limits).choices
         options = [o for o in choice.options if o.startswith(f"window {tile} by 64 in")]
-        assert len(options) == sum(parts <= blocks for parts in (2, 4))
+        assert len(options) == sum(parts <= blocks for parts in (2, 3, 4))
         for option in options:
             table = VariantTable.forcing(choice.key, option)
             check_graph(graph, inputs, gpu, variants=table)
+
+
+#: channels of the input and of the result, taps, attributes, and the tiles of a window
+IMAGES = [
+    (1, 5, (3, 3), {"padding": [(0, 0), (-1, -2)]}, ("4x1 by 64", "8x2 by 64")),
+    (6, 4, (2, 3), {"padding": [(0, 0), (0, 0)], "stride": [2, 1], "dilation": [1, 2]},
+     ("4x1 by 64",)),
+    (12, 9, (3, 3), {"padding": [(-1, 0), (0, 0)], "dilation": [2, 2]},
+     ("8x1 by 64", "4x1 by 64 in 3 parts")),
+    (8, 8, (3, 2), {"padding": [(1, 1), (2, 0)], "border": "reflect"}, ("4x1 by 64", "4x2 by 64")),
+    (16, 8, (1, 3), {"padding": [(0, 0), (1, 1)], "groups": 2}, ("4x1 by 64 in 2 parts",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", IMAGES, ids=lambda case: f"{case[0]} channels")
+def test_an_image_alone_gives_the_bits_that_it_has_in_a_batch(case, gpu, set_limits, rng):
+    """Addresses of one small image are computed in another way; they are right in any slices."""
+    set_limits(software=False)
+    channels, rows, taps, attrs, tiles = case
+    shapes = (rows, channels // attrs.get("groups", 1), *taps), (1, rows)
+    filter, bias = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+    images = rng.standard_normal((2, channels, 13, 15)).astype(np.float32)
+    layouts = {name: C4 for name in ("x", "y") if channels % 4 == 0}
+    for tile in tiles:
+        found = []
+        for x in (images, images[1:]):
+            builder = GraphBuilder("image")
+            graph = builder.graph(
+                y=builder.conv(builder.input("x", list(x.shape)), filter, bias, **attrs)
+            )
+            (choice,) = lower(graph, gpu.limits, layouts).choices
+            table = VariantTable.forcing(choice.key, f"window {tile}")
+            plan = lower(graph, gpu.limits, layouts, PlanOptions(variants=table))
+            assert plan.steps[-1].defines["FEW"] == (len(x) == 1)
+            check_graph(graph, {"x": x}, gpu, layouts=layouts, variants=table)
+            found.append(GpuProgram(plan, gpu).run({"x": x})["y"][-1])
+        assert found[0].tobytes() == found[1].tobytes(), tile
+
+
+@pytest.mark.parametrize("sides", [(1023, 1025), (3, 349_525), (349_525, 3), (1, 1_048_575)])
+def test_positions_of_the_largest_small_image(sides, gpu, set_limits, rng):
+    """Rounded quotients of 20 bits are exact, for long lines and short ones."""
+    set_limits(software=False)
+    x = rng.standard_normal((1, 1, *sides)).astype(np.float32)
+    builder = GraphBuilder("large")
+    y = builder.conv(
+        builder.input("x", list(x.shape)),
+        np.ones((1, 1, 1, 1), np.float32),
+        padding=[(0, 0), (0, -1)],
+    )
+    graph = builder.graph(y=y)
+    (choice,) = lower(graph, gpu.limits).choices
+    table = VariantTable.forcing(choice.key, "window 4x1 by 64")
+    plan = lower(graph, gpu.limits, options=PlanOptions(variants=table))
+    assert plan.steps[-1].defines["FEW"] == 1
+    assert np.array_equal(GpuProgram(plan, gpu).run({"x": x})["y"], x[..., :-1])

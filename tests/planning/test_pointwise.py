@@ -11,9 +11,10 @@ from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.draft import PlanOptions
 from cml_engine.compiler.planning.layouts import choose_layout
 from cml_engine.compiler.planning.plan_graph import lower
+from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.limits import Limits
+from cml_engine.ops.declaration.choice import TunedChoice, VariantTable
 from tests.fixtures.graphs import Net
-from tests.fixtures.kernels import run_joined_and_apart
 from tests.fixtures.operators import check_graph, declare
 
 HARDWARE = replace(Limits(), software=False)
@@ -124,7 +125,18 @@ def test_chains_are_bit_identical_to_single_convolutions(case, gpu, set_limits, 
     check_graph(graph, inputs, gpu, layouts=choose_layout(graph), keep=False)
     graph = chain(*case)
     inputs = {"x": rng.standard_normal(case[0]).astype(np.float32)}
-    found, expected = run_joined_and_apart(graph, gpu, inputs)
+    layouts = choose_layout(graph)
+    # waves that share a sum add it in another order
+    choices = lower(graph, gpu.limits, layouts, PlanOptions(keep=True)).choices
+    picks = {
+        choice.key: TunedChoice("window 4x1 by 64")
+        for choice in choices
+        if "conv 1x1" in choice.key
+    }
+    apart = PlanOptions(keep=True, variants=VariantTable(picks))
+    plans = [lower(graph, gpu.limits, layouts, options) for options in (PlanOptions(), apart)]
+    assert len(plans[0].steps) < len(plans[1].steps)
+    found, expected = (GpuProgram(plan, gpu).run(inputs)["y"] for plan in plans)
     assert np.array_equal(found, expected)
 
 

@@ -20,6 +20,11 @@ from cml_engine.ops.common.window import (
     resolve_window,
 )
 
+#: one rounded product divides smaller numbers exactly (divide.hlsli)
+MOST_FEW = 1 << 20
+#: the numbers of a map whose indices have 27 bits, as the kernels tell compilers
+_MOST_INPUTS = 1 << 27
+
 
 @dataclass(frozen=True, slots=True)
 class ConvShape:
@@ -67,6 +72,12 @@ class ConvShape:
     @property
     def narrow(self) -> tuple[int, ...]:
         return tuple(a.narrow for a in self.axes)
+
+    def is_few(self, groups: int) -> bool:
+        """Returns True if divide.hlsli can count positions and ``groups`` workgroups as FEW."""
+        positions = max(prod(self.wide), prod(self.narrow))
+        is_short = self.in_channels * positions < _MOST_INPUTS
+        return self.batch == 1 and is_short and max(positions, groups) < MOST_FEW
 
 
 def conv_shape(attrs: Attrs, x: Fact, filter: Fact, bias: Fact | None = None) -> ConvShape:

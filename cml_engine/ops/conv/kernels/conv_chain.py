@@ -13,6 +13,7 @@ import numpy as np
 
 from cml_engine.ir.graph import Array, Epilogue
 from cml_engine.ir.layout import C4, VECTOR_TYPE
+from cml_engine.ops.conv.shapes import MOST_FEW
 from cml_engine.ops.declaration.epilogue import is_wide
 from cml_engine.ops.declaration.expression import LETTERS
 from cml_engine.ops.declaration.registry import formula_of
@@ -119,6 +120,8 @@ def launch_chain(
             "GROUP": _LANES * _WAVES,
             "LANES": _LANES,
             "WAVES": _WAVES,
+            "FULL": int(channels % 4 == 0),
+            "FEW": int(batch == 1 and volume < MOST_FEW),
             "MOST_BLOCKS": max(layer.in_blocks for layer in layers[1:]),
             "LAYERS": " ".join(_statements(layers)),
         },

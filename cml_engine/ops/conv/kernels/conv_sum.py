@@ -290,8 +290,9 @@ class Sum:
         terms, tile, shape = self.terms, self.tile, self.terms[-1].shape
         out = f"T{len(self.tensors) + 1}"
         each = [self._defines(n, term) for n, term in enumerate(terms)]
+        groups = _groups(terms, tile)
         return Dispatch(
-            groups=_groups(terms, tile),
+            groups=groups,
             tensors=(weights, *self.tensors, target),
             params={
                 "batch": shape.batch,
@@ -312,6 +313,7 @@ class Sum:
                 "PARTS": tile.parts,
                 "ROWS": tile.rows,
                 "FULL": int(shape.out_channels % tile.rows == 0),
+                "FEW": int(all(term.reader.shape.is_few(groups) for term in terms)),
                 "TERMS": len(terms),
                 "FUNCTIONS": " ".join(self._functions),
                 "FINISH": " ".join(self._statements),

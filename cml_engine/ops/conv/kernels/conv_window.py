@@ -42,7 +42,7 @@ _TILES = ((4, 1), (8, 1), (16, 1), (4, 2), (8, 2), (16, 2), (4, 4), (8, 4))
 _BYTE_TILES = (*_TILES, (16, 4), (32, 1), (32, 2))
 #: parts of a sum for waves of their own, and the most registers of the groupshared sums of a lane:
 #: 16 KB for the 64 lanes of the other parts
-PARTS, MOST_SHARED = (1, 2, 4), 64
+PARTS, MOST_SHARED = (1, 2, 3, 4), 64
 #: what the time of several parts counts for: a wave of each computes the same addresses
 _COST = 1.05
 #: the taps of the table's kernel
@@ -103,9 +103,11 @@ def _fitting_tiles(conv: Conv) -> list[ConvTile]:
 
 
 def _may_divide(conv: Conv, tile: ConvTile, parts: int) -> bool:
-    """Returns True if every part of the sums has a block, and groupshared memory room for them."""
+    """Returns True if every part of the sums has a block, and a workgroup room for the threads and
+    the groupshared memory of all."""
     shared = (parts - 1) * tile.rows * tile.columns
-    return parts <= _turns(conv, tile) and shared <= MOST_SHARED
+    has_threads = parts * tile.group <= conv.op.limits.max_group_threads
+    return parts <= _turns(conv, tile) and shared <= MOST_SHARED and has_threads
 
 
 def _turns(conv: Conv, tile: ConvTile) -> int:
@@ -147,8 +149,12 @@ def row_of_table(taps: int, blocks: int) -> tuple[str, float]:
 
 
 def default_tile(conv: Conv) -> ConvTile:
-    """Returns the tile with the least modelled time; several parts must gain clearly."""
-    fitting = _fitting_tiles(conv)
+    """Returns the tile with the least modelled time; several parts must gain clearly.
+
+    Three parts are for turns that only they share evenly: where two or four do, cards differ in
+    which is faster.
+    """
+    fitting = [t for t in _fitting_tiles(conv) if t.parts != 3 or _turns(conv, t) % 6 == 3]
     return min(fitting, key=lambda tile: seconds(conv, tile) * (1 if tile.parts == 1 else _COST))
 
 
@@ -195,6 +201,7 @@ def lower_window(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     inside = all(
         a.before <= 0 and (a.narrow - 1) * a.stride + a.reach - a.before <= a.wide for a in (y, x)
     )
+    groups, params = _launch(conv, tile)
     defines: Defines = {
         "TAPS_Y": y.size,
         "TAPS_X": x.size,
@@ -208,13 +215,16 @@ def lower_window(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
         "INSIDE": int(inside),
         "PLAIN": int(_is_plain(conv)),
         "WHOLE": int(conv.shape.in_channels % 4 == 0),
+        "DEPTH": 1 if _is_plain(conv) and conv.shape.in_channels == 1 else 4,
+        "FEW": int(conv.shape.is_few(groups)),
+        "GROUPED": int(conv.shape.groups > 1),
         "AHEAD": 1,
         "SHARE": 0,
         **({"T0_TYPE": "float"} if _is_plain(conv) else {}),
     }
     name = conv.op.in_names[0]
     threads = replace(tile, group=tile.group * tile.parts, parts=1)
-    yield from launch_product(conv, threads, name, filter, _launch(conv, tile), defines)
+    yield from launch_product(conv, threads, name, filter, (groups, params), defines)
 
 
 def _pack(conv: Conv, rows: int) -> Packing:
