@@ -432,6 +432,27 @@ static void create_all(void) {
     commands = cml_null_begin(&b);
 }
 
+/* ------------------------------------------------------------------ options out of range */
+
+static void refuse_options(void) {
+    const double wrong[] = {-1, -INFINITY, INFINITY, NAN};
+    const struct {
+        const char *name;
+        size_t offset;
+    } numbers[] = {{"options.frame_ms", offsetof(cml_options, frame_ms)},
+                   {"options.budget_ms", offsetof(cml_options, budget_ms)},
+                   {"options.over_share", offsetof(cml_options, over_share)}};
+    for (size_t i = 0; i < 12; i++) {
+        cml_null_options null = {.on_broken_rule = note, .user = broken};
+        cml_options options = {.backend = &b};
+        cml_scheduler *s;
+        WANT(cml_null_fill(&null, &b, &error) == CML_OK);
+        memcpy((char *)&options + numbers[i / 4].offset, &wrong[i % 4], sizeof *wrong);
+        WANT(cml_create(&options, &s, &error) == CML_ERROR_INPUT && s == NULL);
+        WANT(strstr(error.text, numbers[i / 4].name) != NULL);
+    }
+}
+
 /* ------------------------------------------------------------------ main */
 
 int main(int argc, char **argv) {
@@ -444,6 +465,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "usage: %s [FILE.cml BUDGET_MS IS_LATE]\n", argv[0]);
         return 2;
     }
+    refuse_options();
     for (int i = 0; i < (int)COUNT; i++) {
         create_all();
         frame_as_it_should_be();

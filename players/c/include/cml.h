@@ -173,7 +173,8 @@ typedef struct cml_options {    /* 0 and NULL choose the default */
 } cml_options;
 
 /* Creates a scheduler, which destroys the backend in the end, also if this fails.
- * Errors: INPUT: options.backend is NULL; MEMORY. *scheduler is NULL then. */
+ * Errors: INPUT: options.backend is NULL, or a number is out of its range; MEMORY. *scheduler is
+ * NULL then. */
 CML_API cml_status cml_create(const cml_options *options, cml_scheduler **scheduler,
                               cml_error *error);
 

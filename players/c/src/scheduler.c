@@ -339,11 +339,26 @@ static void destroy_objects(cml_scheduler *s) {
     cml__heap_free_all(s->memory);
 }
 
+/* Returns the name of a number that is out of its range, or NULL. */
+static const char *wrong_number(const cml_options *options) {
+    if (!(options->frame_ms >= 0) || isinf(options->frame_ms)) return "frame_ms";
+    if (!(options->budget_ms >= 0) || isinf(options->budget_ms)) return "budget_ms";
+    return options->over_share >= 0 && options->over_share < 1 ? NULL : "over_share";
+}
+
 cml_status cml_create(const cml_options *options, cml_scheduler **created, cml_error *error) {
     heap memory = {.allocator = options->allocator};
     *created = NULL;
     if (options->backend == NULL)
         return cml__fail(error, CML_ERROR_INPUT, "options.backend is NULL");
+    const char *wrong = wrong_number(options);
+    if (wrong != NULL) {
+        options->backend->destroy(options->backend->user);
+        return cml__fail(error, CML_ERROR_INPUT,
+                         "options.%s: wanted a positive number (over_share: below 1), or 0 for the "
+                         "default",
+                         wrong);
+    }
     cml_scheduler *s = cml__heap_alloc(&memory, 1, sizeof *s);
     if (s == NULL) {
         options->backend->destroy(options->backend->user);
