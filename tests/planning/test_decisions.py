@@ -61,6 +61,16 @@ def planned(graph, decide=(), storage="float", table=None, **limits):
     return plan, {(d.subject, d.kind): d for d in decisions}
 
 
+@pytest.mark.parametrize("software", [True, False])
+def test_the_whole_name_of_a_kernel_selects_it(graph, software):
+    """Also where the name begins that of another one, as ``window 4x1`` and ``… in 2 parts``."""
+    _, decisions = planned(graph, software=software)
+    for subject in ("relu1", "relu2", "few"):
+        for option in decisions[subject, "kernel"].options:
+            _, by_user = planned(graph, {subject: {"kernel": option}}, software=software)
+            assert by_user[subject, "kernel"].chosen == option
+
+
 def test_every_decision_names_its_options_and_a_reason(graph):
     _, decisions = planned(graph)
     assert {kind for _, kind in decisions} == {"kernel", "layout", "storage", "view"}

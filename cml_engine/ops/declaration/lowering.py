@@ -251,7 +251,9 @@ class Lowering:
         the option ``preferred`` comes first.
         """
         requested = self.requested_kernel
-        fits = [o for o in (preferred, *options) if o == requested or o.startswith(f"{requested} ")]
+        if requested in options:
+            return requested
+        fits = [o for o in (preferred, *options) if o.startswith(f"{requested} ")]
         if not fits:
             raise InputError(
                 f"decide: {self.node.title} cannot have the kernel '{requested}': here it can be "
