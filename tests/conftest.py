@@ -156,14 +156,18 @@ class CommandOutput(NamedTuple):
 
 @pytest.fixture
 def run_cml(
-    capsys: pytest.CaptureFixture[str], tmp_path_factory: pytest.TempPathFactory
+    capsys: pytest.CaptureFixture[str],
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., CommandOutput]:
     """A function that runs a command line and returns what it printed.
 
     The first word may be the whole line: ``run_cml(f"info {model} --json")``. It asserts that the
-    exit code is ``ends``.
+    exit code is ``ends``. A busy machine, where a command takes long, prints no progress.
     """
-    from cml_engine.tools.cli import main
+    from cml_engine.tools.cli import main, terminal
+
+    monkeypatch.setattr(terminal, "_SILENT_S", 60)
 
     folders = [str(TESTS.parent), str(tmp_path_factory.getbasetemp())]
 

@@ -51,7 +51,6 @@ def test_a_terminal_shows_the_progress_of_a_compilation(run_abc, monkeypatch, gp
     shown = io.StringIO()
     shown.isatty = lambda: terminal
     monkeypatch.setattr(sys, "stderr", shown)
-    monkeypatch.setattr(terminal_module, "_SILENT_S", 60)
     run_abc(backend="gpu")
     assert ("kernels" in shown.getvalue()) == terminal
 

@@ -99,5 +99,7 @@ def test_the_example_of_a_public_name(names, request):
     example = doctest.DocTestParser().get_doctest(text, names, name, None, None)
     assert example.examples, f"{name} has no example"
     messages = []
-    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=messages.append)
+    # doctest would take the -v of pytest's command line as its own
+    runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS)
+    runner.run(example, out=messages.append)
     assert not messages, "".join(messages)

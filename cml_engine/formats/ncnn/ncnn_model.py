@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from cml_engine.compiler.passes.cleanup import eliminate_dead_code
 from cml_engine.errors import InputError, ModelError, OpenShape, UnsupportedOp
-from cml_engine.errors.arguments import check_known_names, resolve_shapes
+from cml_engine.errors.arguments import check_known_names, resolve_shapes, similar_names
 from cml_engine.formats.builder import ImportBuilder, registered_declarations
 from cml_engine.formats.format import Model
 from cml_engine.formats.ncnn.conversion import (
@@ -314,7 +313,7 @@ def _needed_layers(layers: Sequence[LayerLine]) -> list[LayerLine]:
 def _advice(name: str, layers: Sequence[LayerLine]) -> str:
     """Returns the line of the error message for the layers of a type that cannot be converted."""
     lower = {layer_type.lower(): layer_type for layer_type in LAYERS}
-    similar = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.8)
+    similar = similar_names(name.lower(), lower, cutoff=0.8)
     advice = (
         f"did you mean {lower[similar[0]]}?"
         if similar
