@@ -90,6 +90,10 @@ def test_padding_that_ncnn_computes_otherwise_is_refused(tmp_path):
     lines = ["Input i 0 1 x 0=4 1=4 11=4 2=1", "Convolution3D c 1 1 x y 0=1 1=2 6=8 4=-234"]
     with raises(UnsupportedOp, "odd padding at the start in three dimensions"):
         cml.load(write(tmp_path, lines, FLOAT32 + counted(8)))
+    # 3 wide windows need padding, 1 high ones of stride 3 leave rows out: ncnn crops those
+    lines = ["Input i 0 1 x 0=5 1=5 2=1", "Convolution c 1 1 x y 0=1 1=3 11=1 3=1 13=3 4=-233 6=3"]
+    with raises(UnsupportedOp, "where one stride is larger than its window"):
+        cml.load(write(tmp_path, lines, FLOAT32 + counted(3)))
 
 
 def test_the_shape_of_the_input(tmp_path):

@@ -56,12 +56,15 @@ class _Axis:
     def is_same(self) -> bool:
         return self.before in (_SAME_UPPER, _SAME_LOWER)
 
+    def missing(self, size: int) -> int:
+        """Returns how many elements "same" padding adds; negative if windows skip some."""
+        return self.window + (size - 1) // self.stride * self.stride - size
+
     def padding(self, size: int) -> tuple[int, int]:
         """Returns the padding before and after an axis of ``size`` elements; resolves "same"."""
         if not self.is_same:
             return self.before, self.after
-        total = max(0, self.window + (size - 1) // self.stride * self.stride - size)
-        return _halves(total, self.before)
+        return _halves(max(0, self.missing(size)), self.before)
 
 
 @converts("Convolution1D", params="0-6 9 10 15 18 19", inputs=(1, 3))
@@ -88,6 +91,9 @@ def _convolution(layer: NcnnLayer, x: NcnnTensor, *computed: NcnnTensor) -> Ncnn
     padding = [axis.padding(size) for axis, size in zip(axes, sizes, strict=True)]
     if len(axes) == 3 and axes[0].before == _SAME_LOWER and len(set(padding[0])) > 1:
         raise layer.unsupported_error(_ODD_3D)
+    missing = [a.missing(size) for a, size in zip(axes, sizes, strict=True) if a.is_same]
+    if min(missing, default=0) < 0 < max(missing, default=0):  # ncnn crops the one axis then
+        raise layer.unsupported_error("'same' padding where one stride is larger than its window")
     value = layer.number(18)
     if value and any(map(any, padding)):
         x = x.pad(padding=[(0, 0), (0, 0), *padding], value=value)
