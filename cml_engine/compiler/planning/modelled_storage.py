@@ -44,8 +44,11 @@ Join = tuple[frozenset[str], float]
 
 
 def store_by_model(draft: Draft) -> Draft:
-    """Returns the draft with 32 bits for maps and matrices that are faster so, if the caller and
-    the device allow products of 16 bits; what the caller decided stays."""
+    """Returns the draft with 32 bits for the maps and matrices that are faster so.
+
+    It is unchanged unless the caller and the device allow products of 16 bits. What the caller
+    decided stays.
+    """
     limits, decided = draft.limits, draft.options.decided("storage")
     if draft.arithmetic != "half" or limits.software or not limits.half_arithmetic:
         return draft
@@ -110,8 +113,10 @@ class _Maps:
         self._seconds_of: dict[tuple[int, frozenset[str]], float] = {}
 
     def seconds(self, changed: Collection[str], in_half: Collection[str]) -> float:
-        """Returns the modelled time of the operators that read or write the sets ``changed``, if
-        the sets ``in_half`` have 16 bits."""
+        """Returns the modelled time of the operators that read or write the sets ``changed``.
+
+        The sets ``in_half`` have 16 bits.
+        """
         numbers = {number for root in changed for number in self._nodes[root]}
         joins = [(r, saved) for r, saved in self.joins if not r.isdisjoint(changed)]
         saved = sum(saved for roots, saved in joins if roots.isdisjoint(in_half))
@@ -133,8 +138,10 @@ class _Maps:
 
 
 def _operator_seconds(draft: Draft, graph: Graph, node: Node, layouts: dict[str, str]) -> float:
-    """Returns the modelled time of an operator with these layouts of its maps: of a convolution by
-    the table of its kernels, of another by its bytes."""
+    """Returns the modelled time of an operator with these layouts of its maps.
+
+    That of a convolution follows from the table of its kernels, that of others from their bytes.
+    """
     least = inf
     if node.op in _SHAPES and is_builtin(node.op):
         op = Lowering(graph, node, draft.limits, layouts, {})

@@ -67,8 +67,10 @@ def can_use_halves(node: Conv) -> bool:
 
 
 def _seconds(nodes: Sequence[Conv]) -> dict[tuple[bool, str], float]:
-    """Returns the modelled times of a node with these numbers, by whether its products are of 16
-    bits, and by kernel."""
+    """Returns the modelled time of each node with each kernel.
+
+    The keys are whether the node's products are of 16 bits, and the kernel's name.
+    """
     return {
         (node.halves, variant.name): seconds(node) if variant.is_possible(node) else inf
         for variant, seconds in _WAYS

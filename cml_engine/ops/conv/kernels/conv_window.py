@@ -103,8 +103,10 @@ def _fitting_tiles(conv: Conv) -> list[ConvTile]:
 
 
 def _may_divide(conv: Conv, tile: ConvTile, parts: int) -> bool:
-    """Returns True if every part of the sums has a block, and a workgroup room for the threads and
-    the groupshared memory of all."""
+    """Returns True if every part of the sums has a block, and a workgroup can hold all parts.
+
+    It has to have room for their threads and their groupshared memory.
+    """
     shared = (parts - 1) * tile.rows * tile.columns
     has_threads = parts * tile.group <= conv.op.limits.max_group_threads
     return parts <= _turns(conv, tile) and shared <= MOST_SHARED and has_threads
