@@ -38,9 +38,9 @@ def test_memory_stays_flat_over_many_networks(gpu, monkeypatch, count):
             cml.Session(graph, gpu).run({"x": np.ones((1, 64), np.float32)})
     gc.collect()
     assert len(gpu._pipelines) == 16 and gpu.pipelines_built == count
-    # over the second half, bounded caches still grow by 0.5 to 1.3 blocks of Python's memory for
-    # each network; a kept network is hundreds of blocks
-    assert blocks[1] - blocks[0] < 3 * count / 2
+    # over the second half, bounded caches still grow by 0.3 to 1.3 blocks of Python's memory for
+    # each network, and earlier tests add up to some hundred in all; a kept network is 800 blocks
+    assert blocks[1] - blocks[0] < 50 * count / 2
 
 
 def test_a_pipeline_lasts_as_long_as_a_session(gpu, monkeypatch):
