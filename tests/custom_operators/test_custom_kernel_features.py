@@ -450,7 +450,8 @@ def test_products_in_16_bits_with_sums_in_32_stay_within_the_bound(gpu, rng):
     got, kernel = run_half(graph, gpu, {"x": x})
     terms = np.abs(x).astype(np.float64) @ np.abs(b)
     off = (np.abs(got - x.astype(np.float64) @ b) / terms).max()
-    assert kernel == "half" and 1e-6 < off < 2.01 * ROUNDED
+    # some drivers multiply in 32 bits and keep more than is promised
+    assert kernel == "half" and off < 2.01 * ROUNDED
 
 
 def test_device_without_16_bit_arithmetic_takes_the_other_kernel(gpu, set_limits):

@@ -19,14 +19,13 @@ from tests.fixtures.texels import create_texture
 pytestmark = pytest.mark.gpu
 
 ROOT = Path(__file__).parents[2]
-#: what draws within a frame of imgui has no example; the panel's other names need imgui too
-DRAWS = (
-    "cml_engine.panel.drawing" if importlib.util.find_spec("imgui_bundle") else "cml_engine.panel"
-)
+#: modules whose examples need a package of an extra
+EXTRAS = {"cml_engine.panel": "imgui_bundle", "cml_engine.distributed": "zarr"}
+#: what draws within a frame of imgui has no example
 MODULES = [
     name
     for name in re.findall(r"module:: ([\w.]+)", (ROOT / "docs" / "api.md").read_text())
-    if not name.startswith(DRAWS)
+    if name != "cml_engine.panel.drawing" and importlib.util.find_spec(EXTRAS.get(name, "numpy"))
 ]
 TEXT = """version 1.0;
 graph net(image) -> (out)

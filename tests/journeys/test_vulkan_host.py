@@ -80,6 +80,8 @@ class Host:
 
     def start(self, *words: object, **variables: str) -> subprocess.Popen[str]:
         env = {**os.environ, "DISPLAY": self.display, "NODEVICE_SELECT": "1", **variables}
+        # newer versions of GLFW complain without it
+        env.setdefault("XDG_RUNTIME_DIR", str(self.folder))
         env.pop("WAYLAND_DISPLAY", None)
         command = [self.folder / "build/vulkan_host", *words, *["--validate"] * LAYER.exists()]
         pipe = subprocess.PIPE

@@ -29,7 +29,7 @@ curve *cml__curve_of(heap *memory, cost_model *m, uint64_t key) {
 
 /* Returns the middle one of at most PLAN_LAST values, the lower one of two. */
 double cml__median(const double *values, uint32_t n) {
-    double sorted[PLAN_LAST > PLAN_RATIOS ? PLAN_LAST : PLAN_RATIOS];
+    double sorted[PLAN_LAST > PLAN_RATIOS ? PLAN_LAST : PLAN_RATIOS] = {0};
     for (uint32_t i = 0; i < n; i++) {
         uint32_t at = i;
         for (; at > 0 && sorted[at - 1] > values[i]; at--) sorted[at] = sorted[at - 1];
