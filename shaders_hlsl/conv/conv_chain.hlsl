@@ -8,7 +8,7 @@
 // of its bias in T1, the blocks of its input, the blocks of a wave's rows, and a statement that turns
 // the sums `v` into results, with numbers value(i).
 // FULL: every block of the result has four channels.
-#include "conv_shuffle.hlsli"
+#include "conv_result.hlsli"
 #define CML_T float4
 #define CML_TRUTH bool4
 #include "activations.hlsli"
@@ -36,22 +36,7 @@ float4 load_input(uint block, uint blocks) {
 }
 
 void store_result(float4 v, uint block) {
-    if (!exists || 4 * block >= out_c) { return; }
-#if OUT_C4
-    uint to = (image * ((out_c + 3) / 4) + block) * volume + at;
-#if FULL
-    OUT[to] = v;
-#else
-    uint4 channel = 4 * block + uint4(0, 1, 2, 3);
-    OUT[to] = select(channel < uint4(out_c), v, float4(0.0));
-#endif
-#else
-    {CML_UNROLL(int, row, 4) {
-        uint channel = 4 * block + row;
-        uint to = (image * out_c + channel) * volume + at;
-        if (FULL || row == 0 || channel < out_c) { OUT[PLACE] = v[row]; }
-    }}
-#endif
+    if (exists && 4 * block < out_c) { cml_store_result(v, block, image, at, volume); }
 }
 
 // Waves that take turns have a counter that no lane has, so filters are loaded as scalars.

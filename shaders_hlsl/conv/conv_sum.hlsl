@@ -9,7 +9,7 @@
 // changes before it is multiplied.
 // FINISH: statements that compute the results r0, r1, … of a block of four rows, each from RESULT(n);
 // TOTAL is the last. FUNCTIONS: what these statements and CHANGEDn call, with numbers attr(i).
-#include "conv_shuffle.hlsli"
+#include "conv_result.hlsli"
 #include "integral.hlsli"
 #include "pointwise.hlsli"
 #include "seal.hlsli"
@@ -166,23 +166,7 @@ CML_MAIN
         uint block = row_block * VECTORS + o;
         if (FULL || 4 * block < out_c) {
             FINISH
-            if (exists) {
-#if OUT_C4
-                uint to = (image * ((out_c + 3) / 4) + block) * volume + at;
-#if FULL
-                OUT[to] = TOTAL;
-#else
-                uint4 channels = 4 * block + uint4(0, 1, 2, 3);
-                OUT[to] = select(channels < uint4(out_c), TOTAL, float4(0.0));
-#endif
-#else
-                {CML_UNROLL(int, row, 4) {
-                    uint channel = 4 * block + row;
-                    uint to = (image * out_c + channel) * volume + at;
-                    if (FULL || row == 0 || channel < out_c) { OUT[PLACE] = TOTAL[row]; }
-                }}
-#endif
-            }
+            if (exists) { cml_store_result(TOTAL, block, image, at, volume); }
         }
     }}
 }
