@@ -193,6 +193,11 @@ class Sharing:
     passed_on: Mapping[str, str] = field(default_factory=dict)
 
 
+#: the tensors that a dispatch in the place of several reads or writes for them, and the modelled
+#: seconds that it saves
+JoinedTensors = tuple[frozenset[str], float]
+
+
 @dataclass(frozen=True, slots=True)
 class Lowered:
     """The dispatches of all nodes, which name their tensors, and what the kernels need.
@@ -201,8 +206,7 @@ class Lowered:
     that the graph does not have, ``packed`` the packed weights, ``parts`` the parts in which each
     bound tensor is bound. ``cpu_parts`` has the nodes that the CPU computes together, by the first
     result of the first of them. ``unstored`` are the results that need no memory on the device.
-    ``joined`` has, for each dispatch in the place of several, the tensors that these read or write,
-    and the modelled seconds that it saves.
+    ``joined`` has an element for each dispatch in the place of several.
     """
 
     dispatches: list[Launch] = field(default_factory=list)
@@ -213,7 +217,7 @@ class Lowered:
     chosen: dict[str, list[tuple[str, object]]] = field(default_factory=dict)
     cpu_parts: dict[str, list[Node]] = field(default_factory=dict)
     unstored: set[str] = field(default_factory=set)
-    joined: list[tuple[frozenset[str], float]] = field(default_factory=list)
+    joined: list[JoinedTensors] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

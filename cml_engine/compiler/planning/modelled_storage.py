@@ -12,9 +12,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from math import inf
 
-from cml_engine.compiler.planning.arena import share_memory
-from cml_engine.compiler.planning.dispatches import lower_nodes, node_cost
-from cml_engine.compiler.planning.draft import Draft, Lowered
+from cml_engine.compiler.planning.dispatches import node_cost
+from cml_engine.compiler.planning.draft import Draft, JoinedTensors, Lowered
 from cml_engine.compiler.planning.layouts import (
     choose_layout,
     decide_layouts,
@@ -23,10 +22,7 @@ from cml_engine.compiler.planning.layouts import (
     stored_alike,
     without_taps,
 )
-from cml_engine.compiler.planning.operands import compute_operands
-from cml_engine.compiler.planning.pointwise import chain_pointwise
-from cml_engine.compiler.planning.shuffles import store_shuffles
-from cml_engine.compiler.planning.sums import join_sums
+from cml_engine.compiler.planning.lowering_stages import lower_maps
 from cml_engine.ir.graph import Graph, Node
 from cml_engine.ir.layout import C4, C4H
 from cml_engine.ops.conv.kernels.conv_half import least_seconds
@@ -39,8 +35,6 @@ from cml_engine.ops.declaration.registry import is_builtin, lookup
 _SHAPES = {"conv": conv_shape, "deconv": deconv_shape}
 #: rounds of the search, which seldom needs more than three
 _ROUNDS = 8
-#: the tensors that a joined dispatch replaces or reads, and the modelled seconds that it saves
-Join = tuple[frozenset[str], float]
 
 
 def store_by_model(draft: Draft) -> Draft:
@@ -53,21 +47,13 @@ def store_by_model(draft: Draft) -> Draft:
     if draft.arithmetic != "half" or limits.software or not limits.half_arithmetic:
         return draft
     graph = without_taps(draft.graph)
-    floats = _lower_floats(draft)
+    floats = lower_maps(decide_layouts(replace(draft, storage="float")))
     maps = _Maps(draft, graph, floats.lowered.joined)
     kept = [*_slow_matrices(graph, floats.lowered), *_slow_maps(maps)]
     overrides = {**dict.fromkeys(kept, "float"), **decided}
     layouts = layouts_for(graph, draft.storage, overrides, draft.options.decided("layout"))
     packed = Lowered(packed=floats.lowered.packed)
     return replace(draft, layouts=layouts, lowered=packed)
-
-
-def _lower_floats(draft: Draft) -> Draft:
-    """Returns the draft with the dispatches of a plan in 32 bits, joined where that is faster."""
-    floats = lower_nodes(share_memory(decide_layouts(replace(draft, storage="float"))))
-    for stage in (store_shuffles, compute_operands, chain_pointwise, join_sums):
-        floats = stage(floats)
-    return floats
 
 
 def _slow_matrices(graph: Graph, floats: Lowered) -> set[str]:
@@ -94,7 +80,7 @@ class _Maps:
     seconds that it saves.
     """
 
-    def __init__(self, draft: Draft, graph: Graph, joined: Iterable[Join]) -> None:
+    def __init__(self, draft: Draft, graph: Graph, joined: Iterable[JoinedTensors]) -> None:
         self._draft, self._graph = draft, graph
         layouts = choose_layout(graph, draft.options.decided("layout"))
         self._ties, refused = stored_alike(graph, layouts)
@@ -128,11 +114,9 @@ class _Maps:
         halves = frozenset(name for name in names if self._ties.find(name) in in_half)
         key = number, halves
         if key not in self._seconds_of:
-            layouts = {
-                name: C4H if name in halves else C4 if self._ties.find(name) in self.sets else known
-                for name in names
-                for known in [self._draft.layouts[name]]
-            }
+            layouts = {name: self._draft.layouts[name] for name in names}
+            layouts |= {name: C4 for name in names if self._ties.find(name) in self.sets}
+            layouts |= dict.fromkeys(halves, C4H)
             self._seconds_of[key] = _operator_seconds(self._draft, self._graph, node, layouts)
         return self._seconds_of[key]
 
@@ -142,13 +126,13 @@ def _operator_seconds(draft: Draft, graph: Graph, node: Node, layouts: dict[str,
 
     That of a convolution follows from the table of its kernels, that of others from their bytes.
     """
-    least = inf
     if node.op in _SHAPES and is_builtin(node.op):
         op = Lowering(graph, node, draft.limits, layouts, {})
         least = least_seconds(Conv(op, _SHAPES[node.op](op.attrs, *op.inputs), node.op == "deconv"))
+        if least < inf:
+            return least
     table = hardware_table()
-    moved = node_cost(lookup(node.op), node, graph, layouts).bytes
-    return least if least < inf else table.launch + moved / table.memory
+    return table.launch + node_cost(lookup(node.op), node, graph, layouts).bytes / table.memory
 
 
 def _slow_maps(maps: _Maps) -> Iterator[str]:

@@ -12,20 +12,14 @@ from cml_engine.compiler.planning.arena import (
     decide_views,
     find_lifetimes,
     place_arena,
-    share_memory,
 )
 from cml_engine.compiler.planning.bands.search import fit_in_bands
 from cml_engine.compiler.planning.decisions import NO_DECISIONS, Decisions, resolve_overrides
-from cml_engine.compiler.planning.dispatches import lower_nodes
 from cml_engine.compiler.planning.draft import Draft, NodesRefused, PlanOptions, Sibling, Storage
 from cml_engine.compiler.planning.layouts import decide_layouts, without_taps
+from cml_engine.compiler.planning.lowering_stages import LOWERING_STAGES
 from cml_engine.compiler.planning.modelled_storage import store_by_model
-from cml_engine.compiler.planning.operands import compute_operands
-from cml_engine.compiler.planning.pointwise import chain_pointwise
-from cml_engine.compiler.planning.shuffles import store_shuffles
 from cml_engine.compiler.planning.steps import make_steps, place_weights
-from cml_engine.compiler.planning.sums import join_sums
-from cml_engine.compiler.planning.transposes import store_transposed
 from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.limits import Limits
@@ -38,13 +32,7 @@ _log = logging.getLogger(__name__)
 PLAN_STAGES: tuple[tuple[str, Callable[[Draft], Draft], str], ...] = (
     ("layouts", decide_layouts, "stores feature maps in blocks of four channels or few bits"),
     ("storage", store_by_model, "keeps 32 bits where 16 would be slower, by a model of hardware"),
-    ("sharing", share_memory, "lets a result use the memory of an operand, as a reshape does"),
-    ("dispatches", lower_nodes, "chooses kernels, and turns operators into dispatches"),
-    ("shuffles", store_shuffles, "lets convolutions store what a pixel shuffle would move"),
-    ("transposes", store_transposed, "lets products store what a later one would copy transposed"),
-    ("operands", compute_operands, "lets a concat of windows compute what only it reads"),
-    ("pointwise", chain_pointwise, "computes small convolutions of one tap in one dispatch"),
-    ("sums", join_sums, "computes a sum of small convolutions in one dispatch"),
+    *LOWERING_STAGES,
     ("lifetimes", find_lifetimes, "finds the dispatches between which each tensor needs memory"),
     ("views", decide_views, "lets the parts of a concat or split lie in the whole"),
     ("arena", place_arena, "gives every tensor a place, and drops the copies of views"),

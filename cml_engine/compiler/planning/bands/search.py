@@ -15,7 +15,6 @@ from cml_engine.compiler.planning.arena import (
     decide_views,
     find_lifetimes,
     place_arena,
-    share_memory,
 )
 from cml_engine.compiler.planning.bands.estimates import (
     COUNTS,
@@ -30,12 +29,9 @@ from cml_engine.compiler.planning.bands.rewrite import (
     find_graph_rows,
     rewrite_in_bands,
 )
-from cml_engine.compiler.planning.dispatches import check_limits, lower_nodes
+from cml_engine.compiler.planning.dispatches import check_limits
 from cml_engine.compiler.planning.draft import Bands, Draft, Launch, Lowered, NodesRefused
-from cml_engine.compiler.planning.operands import compute_operands
-from cml_engine.compiler.planning.pointwise import chain_pointwise
-from cml_engine.compiler.planning.shuffles import store_shuffles
-from cml_engine.compiler.planning.sums import join_sums
+from cml_engine.compiler.planning.lowering_stages import lower_maps
 from cml_engine.errors import CmlError, InputError, InternalError
 from cml_engine.ir.graph import Array, Node
 from cml_engine.ops.declaration.registry import lookup
@@ -307,8 +303,7 @@ class _BandPlanner:
         rewriter = rewrite_in_bands(self.draft.graph, [(c.run, c.count) for c in chosen])
         draft = self._begin(rewriter)
         try:
-            draft = store_shuffles(lower_nodes(share_memory(draft)))
-            draft = find_lifetimes(join_sums(chain_pointwise(compute_operands(draft))))
+            draft = find_lifetimes(lower_maps(draft))
         except NodesRefused as refusal:
             refused = [n for n in draft.graph.nodes if n.outputs[0] in refusal.errors]
             banded = [node for node in refused if node.title in rewriter.titles]
