@@ -263,13 +263,12 @@ class GraphBuilder(OperatorMethods):
 
     def _own(self, tensor: object) -> Tensor:
         """Returns a tensor of this builder; raises :class:`InputError` for anything else."""
-        check_instance(Tensor, tensor, f"a tensor of '{self.name}'")
-        assert isinstance(tensor, Tensor)
-        if tensor.builder is not self:
+        own = check_instance(Tensor, tensor, f"a tensor of '{self.name}'")
+        if own.builder is not self:
             raise InputError(
-                f"'{tensor.name}' is a tensor of another builder: compute it with this one"
+                f"'{own.name}' is a tensor of another builder: compute it with this one"
             )
-        return tensor
+        return own
 
     # --- operators
 

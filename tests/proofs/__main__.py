@@ -37,11 +37,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 #: pytest's options, as for the suite
-_WORKERS = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "worksteal")
+WORKERS = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "worksteal")
 _FUZZ = ("-m", "tests.proofs.fuzz")
 #: the arguments of Python by part
 PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "variants": (("-m", "pytest", "-m", "long", *_WORKERS, "tests/operators"),),
+    "variants": (("-m", "pytest", "-m", "long", *WORKERS, "tests/operators"),),
     "long": (("-m", "pytest", "-m", "long", "--ignore=tests/operators"),),
     "calls": (("-m", "tests.proofs.operator_calls", "--no-write"),),
     "onnx": (

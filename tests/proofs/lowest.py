@@ -18,7 +18,9 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.proofs.__main__ import ROOT, WORKERS
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 #: extras that are installed together ("" is the package itself), and the tests that use them;
 #: numcodecs of `bake` needs a newer NumPy than the package
 STAGES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
@@ -37,9 +39,8 @@ _BOUND = re.compile(r"(?P<name>[\w-]+)>=(?P<version>[\d.]+)")
 
 def lowest(extras: Sequence[str]) -> Iterator[str]:
     """Yields ``name==version`` with the lower bound of each package of these extras."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for extra in extras:
-        listed = project["optional-dependencies"][extra] if extra else project["dependencies"]
+        listed = PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]
         for requirement in listed:
             bound = _BOUND.match(requirement)
             if bound is None:
@@ -48,16 +49,13 @@ def lowest(extras: Sequence[str]) -> Iterator[str]:
 
 
 def oldest_python() -> tuple[int, ...]:
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    bound = tomllib.loads(text)["project"]["requires-python"].removeprefix(">=")
-    return tuple(map(int, bound.split(".")))
+    return tuple(map(int, PROJECT["requires-python"].removeprefix(">=").split(".")))
 
 
 def main() -> int:
     if sys.version_info[:2] != oldest_python():
         print(f"not run: it needs Python {'.'.join(map(str, oldest_python()))}", flush=True)
         return 0
-    workers = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "worksteal")
     with tempfile.TemporaryDirectory(prefix="cml-lowest-") as folder:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         python = Path(folder) / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
@@ -67,7 +65,7 @@ def main() -> int:
             pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
             if subprocess.call([*pip, *packages], cwd=ROOT):
                 return 1
-            pytest = (python, "-m", "pytest", "-p", "no:cacheprovider", *workers, *tests)
+            pytest = (python, "-m", "pytest", "-p", "no:cacheprovider", *WORKERS, *tests)
             if subprocess.call(pytest, cwd=ROOT):
                 return 1
     return 0
