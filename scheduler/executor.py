@@ -35,6 +35,10 @@ class Network(Protocol):
         """Returns the cost (kernel, workgroups, FLOPs, bytes) of each step, in order."""
 
     @property
+    def output_names(self) -> Collection[str] | None:
+        """The names of the outputs; None if every name is one, as of a simulated network."""
+
+    @property
     def ready(self) -> bool:
         """True once the weights are uploaded and the pipelines built, so that jobs can begin."""
 

@@ -11,7 +11,7 @@ from cml_engine.errors import InputError
 from cml_engine.errors.arguments import check_callable
 from cml_engine.ir.graph import Array
 from cml_engine.runtime.tiling import Tile, Tiles
-from cml_engine.scheduler.jobs.job import Awaitable, Job, State
+from cml_engine.scheduler.jobs.job import Awaitable, Job, State, check_output_name
 from cml_engine.scheduler.jobs.lifecycle import Lifecycle
 
 #: tiles that are queued at a time; each keeps its inputs in memory
@@ -99,8 +99,10 @@ class TiledJob(Awaitable):
     def read(self, name: str) -> Array | None:
         """Returns output ``name`` of the whole picture, or None until all tiles have arrived.
 
-        Raises :class:`InputError` if the run failed or was cancelled.
+        Raises :class:`InputError` if the run failed or was cancelled, or the network has no such
+        output.
         """
+        check_output_name(self.name, name, self._tiles.outputs)
         if self.state in ("failed", "cancelled"):
             reason = f": {self.error}" if self.error else ""
             raise InputError(

@@ -795,7 +795,10 @@ export class Job {
     return results(3)[i];
   }
   /** Returns its future output, to be an input of another job. @param {string} name */
-  output(name) { return new JobOutput(this, name); }
+  output(name) {
+    this._placeOf(name);
+    return new JobOutput(this, name);
+  }
   /** Returns an output on the GPU, without a readback. @param {string} name @returns {GpuTensor} */
   tensor(name) {
     const { bytes, shape, type, layout } = this._needDone(name);
@@ -806,6 +809,7 @@ export class Job {
   /** @param {string} name @returns {Numbers | null} */
   read(name) {
     if (this.ended) this._needDone(name);
+    else this._placeOf(name);
     const known = this._values.get(name);
     if (known) return known;
     const values = readOutput(this.owner._at, this.number, this.network, name);
@@ -825,11 +829,14 @@ export class Job {
     this.owner._release(this);
   }
   /** @param {string} name @returns {Place} */ _needDone(name) {
-    const { state } = this;
+    const { state } = this, place = this._placeOf(name);
     if (state !== "done" || this._released) {
       const why = state === "done" ? "its outputs were released" : `it is ${state}${this.error ? `: ${this.error}` : ""}`;
       throw new CmlError("JobError", `job '${this.name}' has no output '${name}', ${why}`);
     }
+    return place;
+  }
+  /** @param {string} name @returns {Place} */ _placeOf(name) {
     const { outputs } = this.network, output = outputs.get(name);
     if (!output) throw refused(`network '${this.network.name}' has no output '${name}'; it has ${[...outputs.keys()].join(", ")}`);
     return output.place;

@@ -119,12 +119,27 @@ class JobOutput:
     name: str
 
 
+def check_output_name(job: str, name: str, names: Collection[str] | None) -> None:
+    """Raises :class:`cml_engine.InputError` if ``names`` are given and lack the output ``name``.
+
+    ``job`` is the job's name in the message.
+    """
+    check_text(name, "an output's name")
+    if names is not None and name not in names:
+        raise InputError(
+            f"job '{job}' has no output '{name}'; it has {', '.join(names) or '(none)'}"
+        )
+
+
 class EndedNetwork:
     """A stand-in that replaces an ended job's network, so that the job keeps no session alive."""
 
     name, waiting_for, ready, exclusive_group = "", "", False, None
     load_times_ms: Sequence[float] = ()
     retains = False
+
+    def __init__(self, output_names: Collection[str] | None) -> None:
+        self.output_names = output_names
 
     def step_costs(self) -> Sequence[StepCost]:
         return ()
@@ -267,8 +282,12 @@ class Job(Awaitable):
         return self.state == "running"
 
     def output(self, name: str) -> JobOutput:
-        """Returns a placeholder for the output ``name``, to give to another job as an input."""
-        return JobOutput(self, check_text(name, "an output's name"))
+        """Returns a placeholder for the output ``name``, to give to another job as an input.
+
+        Raises :class:`cml_engine.InputError` if the network has no such output.
+        """
+        self.check_output(name)
+        return JobOutput(self, name)
 
     def tensor(self, name: str) -> GpuTensor:
         """Returns output ``name`` as a tensor on the GPU, without a readback.
@@ -395,11 +414,16 @@ class Job(Awaitable):
         """The outputs on the device; None before the job is done and once they are freed."""
         return self.outputs.result
 
-    def require_result(self, name: str) -> Result:
-        """Returns the outputs; raises :class:`cml_engine.InputError` if there are none.
+    def check_output(self, name: str) -> None:
+        """Raises :class:`cml_engine.InputError` if the job's network has no output ``name``."""
+        check_output_name(self.name, name, self.network.output_names)
 
-        ``name`` is the output's name in the message.
+    def require_result(self, name: str) -> Result:
+        """Returns the outputs, among which is ``name``.
+
+        Raises :class:`cml_engine.InputError` if there are none, or none of that name.
         """
+        self.check_output(name)
         if self.state != "done":
             reason = f": {self.error}" if self.error else ""
             advice = "" if self.ended else "; it exists once that is 'done'"

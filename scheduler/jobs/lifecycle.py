@@ -335,6 +335,7 @@ class Lifecycle:
     def read(self, job: Job, name: str) -> Array | None:
         """Implements :meth:`Job.read`."""
         with self.lock:  # the job must not end between the check of its state and its use
+            job.check_output(name)
             if not job.ended:
                 job.wants_read = True
                 return None
@@ -613,7 +614,7 @@ class Lifecycle:
         ended_jobs, self._ended = self._ended, []
         for job in ended_jobs:
             if job.ended:
-                job.network = EndedNetwork()
+                job.network = EndedNetwork(job.network.output_names)
 
 
 def calibrate(model: CostModel, network: Network) -> None:

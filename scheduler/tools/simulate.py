@@ -99,6 +99,8 @@ class SimNetwork:
     #: the time of each step at load, for a device that cannot time its work in a frame
     load_times_ms: Sequence[float] = ()
     waiting_for: str = ""
+    #: None: a simulated job has outputs of every name
+    output_names: Collection[str] | None = None
     #: True if inputs that are left out keep their values, and the steps that a job then runs
     retains: bool = False
     reuse: dict[frozenset[str], tuple[int, ...] | None] = field(default_factory=dict)

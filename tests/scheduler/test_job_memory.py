@@ -12,6 +12,7 @@ from numpy.testing import assert_array_equal
 import cml_engine as cml
 from cml_engine import FrameScheduler
 from cml_engine.ir.graph import Fact
+from cml_engine.scheduler import JobOutput
 from tests.fixtures.frames.host import Host, conv_net, open_device, run_net, under_way
 from tests.fixtures.memory import held_bytes
 from tests.fixtures.texels import submitted
@@ -46,7 +47,7 @@ def test_foreign_sessions_and_inputs_are_refused_at_submit(gpu, own_gpu, image):
         "another cml.Gpu": (there, {"x": image}),
         "runs on another device": (here, {"x": elsewhere.output("y")}),
         "GPU tensor of another device": (here, {"x": elsewhere.tensor("y")}),
-        "has no output 'z'; it has y": (here, {"x": maker.output("z")}),
+        "has no output 'z'; it has y": (here, {"x": JobOutput(maker, "z")}),
         "unknown input 'z'": (here, {"z": maker.output("y")}),
         "wanted scalar.1,8,16,16.*got a GPU tensor scalar.1,8,24,24": (
             wider, {"x": maker.output("y")},
@@ -62,8 +63,29 @@ def test_foreign_sessions_and_inputs_are_refused_at_submit(gpu, own_gpu, image):
             host.submit(session, inputs)
     assert host.scheduler.jobs == [maker]
     done(host, maker)
-    with pytest.raises(cml.InputError, match="no output 'z': there is y"):
-        maker.tensor("z")
+
+
+@pytest.mark.parametrize("call", ["output", "read", "tensor", "copy_to_texture"])
+def test_unknown_outputs_are_refused_at_the_call_in_every_state(gpu, image, call):
+    host, session = Host(gpu), cml.Session(conv_net(), gpu)
+    job, cancelled = (host.submit(session, {"x": image}) for _ in range(2))
+    cancelled.cancel()
+    rest = (None, None) if call == "copy_to_texture" else ()
+
+    def check(job):
+        with pytest.raises(cml.InputError, match="has no output 'z'; it has y"):
+            getattr(job, call)(*rest[:1], "z", *rest[1:])
+
+    check(job)
+    check(cancelled)
+    done(host, job)
+    check(job)
+    for _ in range(5):  # the scheduler drops the networks of ended jobs
+        host.frame()
+    check(job)
+    check(cancelled)
+    job.release()
+    check(job)
 
 
 # --- inputs may change or be deleted after submit

@@ -79,6 +79,9 @@ def test_tiled_jobs_are_bit_identical_to_run_tiled(session, inputs, expected, ho
     assert gone.state == "cancelled" and host.scheduler.jobs == []
     with pytest.raises(cml.InputError, match="cancelled"):
         gone.read("y")
+    for each in (job, gone, host.scheduler.submit_tiled(session, inputs, 24, OVERLAP)):
+        with pytest.raises(cml.InputError, match="has no output 'z'; it has y"):
+            each.read("z")
 
 
 def test_a_tiled_job_ends_as_a_job_does(session, inputs, expected, gpu):

@@ -517,6 +517,11 @@ class GpuProgram:
         """Ends the reservation, because the job's last commands have been submitted."""
         self.residency.end_reservation(executor)
 
+    @property
+    def output_names(self) -> Collection[str]:
+        """The names of the tensors that can be read after a run: outputs and taps."""
+        return self.plan.results
+
     def step_costs(self) -> list[StepCost]:
         """Returns the description and cost of each step, in order."""
         return self._step_costs

@@ -273,7 +273,7 @@ CML_API void cml_release(cml_scheduler *scheduler, cml_job job);
 
 /* An output on the device, valid until cml_release.
  * Returns CML_PENDING until the job is done. Errors: INPUT: the job is gone, cancelled or failed,
- * or has no such output. */
+ * or has no such output, which is said at once. */
 CML_API cml_status cml_get_tensor(cml_scheduler *scheduler, cml_job job, const char *output,
                                   cml_tensor *tensor);
 

@@ -232,7 +232,9 @@ static cml_status accept_output(cml_scheduler *s, job *to, job_source *from, con
     if (producer == NULL || producer->released || has_failed(producer))
         return WRONG("input '%s' has no data, or its job has no outputs", in->name);
     const tensor *output = find_tensor(&producer->net->p.outputs, in->output);
-    if (output == NULL) return WRONG("input '%s': the job has no such output", in->name);
+    if (output == NULL)
+        return WRONG("input '%s': the job has no output '%s', see cml_get_output_shape", in->name,
+                     in->output ? in->output : "");
     if (output->shape.bytes != at->shape.bytes || output->shape.type != at->shape.type ||
         output->shape.layout != at->shape.layout)
         return WRONG("input '%s': the job's output is of another shape or type", in->name);
@@ -351,6 +353,11 @@ void cml_release(cml_scheduler *s, cml_job handle) {
     cml__reclaim_jobs(s);
 }
 
+/* Returns 1 if the job has not ended and will have an output of this name. */
+static int is_coming(const job *j, const char *output) {
+    return j != NULL && !is_over(j) && find_tensor(&j->net->p.outputs, output) != NULL;
+}
+
 /* Returns the output of a job that is done; NULL otherwise. */
 static const tensor *find_output(const job *j, const char *name) {
     if (j == NULL || j->run.state != CML_STATE_DONE || j->released || j->result == NULL)
@@ -361,7 +368,7 @@ static const tensor *find_output(const job *j, const char *name) {
 cml_status cml_get_tensor(cml_scheduler *s, cml_job handle, const char *output,
                           cml_tensor *result) {
     const job *j = cml__find_job(s, handle);
-    if (j != NULL && !is_over(j)) return CML_PENDING;
+    if (is_coming(j, output)) return CML_PENDING;
     const tensor *from = find_output(j, output);
     if (from == NULL) return CML_ERROR_INPUT;
     *result = (cml_tensor){.buffer = BACKEND(s, get_handle, j->result->from),
@@ -375,12 +382,13 @@ cml_status cml_get_tensor(cml_scheduler *s, cml_job handle, const char *output,
  * until it has arrived, and all frames that made it have run. */
 cml_status cml__find_read(const cml_scheduler *s, job *j, const char *output, const tensor **found,
                           const uint8_t **data, cml_error *error) {
-    if (j != NULL) j->read_requested = 1; /* a frame copies the outputs */
-    if (j != NULL && !is_over(j)) return CML_PENDING;
+    int waits = is_coming(j, output);
     const tensor *from = *found = find_output(j, output);
-    if (from == NULL)
+    if (!waits && from == NULL)
         return WRONG("no output '%s': %s", output ? output : "",
                      j != NULL && j->error[0] ? j->error : "see cml_get_output_shape");
+    j->read_requested = 1; /* a frame copies the outputs */
+    if (waits) return CML_PENDING;
     const readback *r = j->result, *slot = &s->ring[r->frame % RING];
     if (r->state != READBACK_REQUESTED) return CML_PENDING;
     if (slot->state != READBACK_FREE && slot->frame == r->frame) return CML_PENDING;
