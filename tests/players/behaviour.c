@@ -296,6 +296,17 @@ static void note(void *unused, cml_log_level level, const char *message) {
     snprintf(logged[level], sizeof logged[level], "%s", message);
 }
 
+/* A backend serves one scheduler: a second one is refused, and the first goes on. */
+static void taken(void) {
+    cml_options options = {.backend = &backend};
+    cml_scheduler *second = s;
+    cml_job job = submitted(NULL);
+    WANT(cml_create(&options, &second, &error) == CML_ERROR_INPUT && second == NULL);
+    WANT(strstr(error.text, "an earlier cml_create") != NULL);
+    done(job);
+    WANT(first_of(job) == 5.0f);
+}
+
 /* A device with too few features gets another profile, and the log says why. */
 static void requirements(void) {
     cml_requirements needs;
@@ -369,6 +380,7 @@ int main(int argc, char **argv) {
                  {"nonsense", nonsense},
                  {"unloads", unloads},
                  {"unordered", chain},
+                 {"taken", taken},
 #ifndef CML_VULKAN
                  {"requirements", requirements},
                  {"lost", lost}

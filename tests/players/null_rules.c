@@ -434,6 +434,19 @@ static void create_all(void) {
 
 /* ------------------------------------------------------------------ options out of range */
 
+/* The table was given to cml_create before: the backend itself is left alone. */
+static void refuse_taken_backend(void) {
+    cml_options options = {.backend = &b};
+    cml_backend before = b, copied = b;
+    for (int i = 0; i < 2; i++) {
+        cml_scheduler *s = (cml_scheduler *)&options;
+        options.backend = i == 0 ? &b : &copied;
+        WANT(cml_create(&options, &s, &error) == CML_ERROR_INPUT && s == NULL);
+        WANT(strstr(error.text, "an earlier cml_create") != NULL);
+    }
+    WANT(memcmp(&before, &b, sizeof b) == 0);
+}
+
 static void refuse_options(void) {
     const double wrong[] = {-1, -INFINITY, INFINITY, NAN};
     const struct {
@@ -450,6 +463,7 @@ static void refuse_options(void) {
         memcpy((char *)&options + numbers[i / 4].offset, &wrong[i % 4], sizeof *wrong);
         WANT(cml_create(&options, &s, &error) == CML_ERROR_INPUT && s == NULL);
         WANT(strstr(error.text, numbers[i / 4].name) != NULL);
+        refuse_taken_backend();
     }
 }
 

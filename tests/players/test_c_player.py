@@ -268,7 +268,7 @@ def test_invalid_shader_code_is_an_error(careful, cooked, tmp_path, language, tr
 
 CASES = (
     "runs", "chain", "slots", "abandoned", "dropped", "harmed", "many", "nonsense", "unloads",
-    "requirements", "lost",
+    "taken", "requirements", "lost",
 )  # fmt: skip
 
 

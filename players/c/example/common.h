@@ -19,7 +19,7 @@ static inline void print_log(void *unused, cml_log_level level, const char *mess
 
 /* Loads and builds a network, as behind a loading screen; `bytes` are not needed any more then. The
  * scheduler takes over the backend. Returns 0 if that fails. */
-static inline int load_network(const cml_backend *backend, const void *bytes, size_t size,
+static inline int load_network(cml_backend *backend, const void *bytes, size_t size,
                                cml_scheduler **scheduler, cml_net **net) {
     cml_options options;
     cml_error error;

@@ -151,8 +151,8 @@ typedef struct cml_backend cml_backend; /* cml_backend.h */
 
 typedef enum cml_log_level { CML_LOG_INFO, CML_LOG_WARNING, CML_LOG_ERROR } cml_log_level;
 
-typedef struct cml_options {    /* 0 and NULL choose the default */
-    const cml_backend *backend; /* required; copied; of this scheduler, which destroys it */
+typedef struct cml_options { /* 0 and NULL choose the default */
+    cml_backend *backend;    /* required; copied; of this scheduler alone, which destroys it */
     cml_allocator allocator;
     double (*now_ms)(void *user); /* a steady clock */
     void *now_user;
@@ -174,7 +174,8 @@ typedef struct cml_options {    /* 0 and NULL choose the default */
 
 /* Creates a scheduler, which destroys the backend in the end, also if this fails.
  * Errors: INPUT: options.backend is NULL, or a number is out of its range; MEMORY. *scheduler is
- * NULL then. */
+ * NULL then. INPUT too: an earlier call took the backend, to which nothing happens then: fill in
+ * another table for each scheduler. */
 CML_API cml_status cml_create(const cml_options *options, cml_scheduler **scheduler,
                               cml_error *error);
 

@@ -88,6 +88,7 @@ enum {
 
 struct cml_backend {
     void *user;
+    int is_taken; /* 0; cml_create sets it, because a table serves one scheduler */
 
     /* Frees the backend; nothing is called after it. All objects have been released. It may wait
      * for uploads of its own. */

@@ -351,6 +351,11 @@ cml_status cml_create(const cml_options *options, cml_scheduler **created, cml_e
     *created = NULL;
     if (options->backend == NULL)
         return cml__fail(error, CML_ERROR_INPUT, "options.backend is NULL");
+    if (options->backend->is_taken)
+        return cml__fail(error, CML_ERROR_INPUT,
+                         "options.backend was given to an earlier cml_create, whose scheduler "
+                         "destroys it: fill in a table for each scheduler");
+    options->backend->is_taken = 1;
     const char *wrong = wrong_number(options);
     if (wrong != NULL) {
         options->backend->destroy(options->backend->user);
