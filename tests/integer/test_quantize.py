@@ -94,6 +94,25 @@ def test_data_movement_has_no_rounding_point():
     assert layouts_for(optimized)[optimized.nodes[1].outputs[0]] == C4U8  # after relu
 
 
+def difference(largest):
+    """Returns a network that adds the tanh of a map and of its small difference to another map.
+
+    Its samples come with it; ``largest`` is the largest value of the maps. The larger it is, the
+    fewer bits fit: the words of the difference are finer than those of the maps.
+    """
+    net = Net(1, 8, 8, 8)
+    first, second = net.split("x", axis=1, ratios=[1, 1])
+    small = net(f"tanh(sub({first}, {second}))")
+    graph = net.graph(f"add(tanh({first}), {small})")
+    samples = samples_of(graph)
+    rng = np.random.default_rng(3)
+    for sample in samples:
+        first, second = np.split(sample["x"], 2, axis=1)
+        second[:] = first + 1e-5 * rng.normal(size=first.shape)
+        first[..., 0], second[..., 0] = largest, largest
+    return graph, samples
+
+
 SMALL_NETWORKS = (
     "max(x, constant(0.25))",
     "min(relu(x), constant(-1.0))",
@@ -156,6 +175,30 @@ def test_quantize_uses_the_requested_bits():
     assert reports[2].error < 0.002 < reports[0].error
     text = str(reports[1])
     assert "conv 't0', relu" in text and "error of the outputs" in text
+
+
+def test_bits_that_do_not_fit_are_no_candidates():
+    """The search for 16 bits leaves out those that do not fit, and fails only if none do."""
+    graph, samples = difference(4.0)
+    with pytest.raises(RangeError, match="make its scale larger"):
+        cml.quantize(graph, samples, bits=16)
+    made, report = cml.quantize(graph, samples, max_error=1e-3)
+    bits = {node.title.split()[0]: node.bits for node in report.nodes}
+    assert bits["sub"] == 8 and 16 in bits.values()
+    assert report.ok and "Infinity" not in json.dumps(report.data)
+    cml.Session(made, "cpu").run(samples[0])
+    graph, samples = difference(1e4)
+    with pytest.raises(RangeError, match="make its scale larger"):
+        cml.quantize(graph, samples)
+
+
+def test_scales_that_do_not_fit_are_no_candidates():
+    """Values so small that only words of 8 bits have a scale for them."""
+    graph, samples = Net(1, 4, 8, 8).graph("tanh(x)"), samples_times(3e-9)
+    with pytest.raises(cml.InputError, match="words of 16 bits want a scale"):
+        cml.quantize(graph, samples, bits=16)
+    _, report = cml.quantize(graph, samples, max_error=1e-6)
+    assert {node.bits for node in report.nodes} == {8} and not report.ok
 
 
 def wrong_sample(value):

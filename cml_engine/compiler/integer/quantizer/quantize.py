@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from math import prod
+from math import inf, isfinite, prod
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from cml_engine.compiler.integer.quantizer.scales import (
 )
 from cml_engine.compiler.optimize import STAGES
 from cml_engine.cpu.cpu_program import CpuProgram, keep_results
-from cml_engine.errors import InputError, ModelError
+from cml_engine.errors import InputError, ModelError, RangeError
 from cml_engine.errors.arguments import (
     ERROR_SHARE,
     check_instance,
@@ -54,9 +54,10 @@ class NodeReport:
     """The error of one rounding point against the float network, on the samples.
 
     ``largest`` and ``rms`` are errors of the tensor's values. ``alone`` is the relative error of
-    the outputs if this point has 8 bits and all others have 16. ``clipped`` is the share of
-    values that its words cannot represent. ``carrier`` is the type that holds its sums, and
-    ``bound`` the proven bound of the sums.
+    the outputs if this point has 8 bits and all others that may have 16 have these; 0 if such a
+    network was not tried or its sums do not fit. ``clipped`` is the share of values that its words
+    cannot represent. ``carrier`` is the type that holds its sums, and ``bound`` the proven bound
+    of the sums.
     """
 
     name: str
@@ -298,7 +299,8 @@ def quantize(
     ``samples`` are at least 8 typical inputs, ``{name: array}`` each; the ranges are taken from
     them. Words have ``bits`` bits. ``sixteen`` names the tensors whose words have 16 bits
     instead. With ``"auto"`` the tensors that matter most get 16 bits until the error of the
-    outputs, a share of their root mean square, is below ``max_error`` (default 0.01). With
+    outputs, a share of their root mean square, is below ``max_error`` (default 0.01), as far as
+    the sums fit into 32 bits. With
     ``float_tail`` operators without an integer form and their readers are computed in floats;
     outputs of these may differ between machines, and the report names them. ``scales`` fixes the
     scales of tensors whose words the host writes or reads itself.
@@ -330,6 +332,10 @@ def quantize(
         chosen = frozenset(map(work.group_of, sixteen))
     integer = work.build(chosen)
     return integer, work.report(integer)
+
+
+class _ScaleError(InputError):
+    """Raised if a tensor's values need a scale that integer networks do not have."""
 
 
 @dataclass
@@ -432,7 +438,7 @@ class _Quantizer:
         try:
             check_scale(root, fraction_of(chosen_scale.scale))
         except (ModelError, ValueError):
-            raise InputError(
+            raise _ScaleError(
                 f"'{root}' is up to {max(-values.low, values.high):.3g} in the samples: words of "
                 f"{bits} bits want a scale of {chosen_scale.scale:.3g}, and scales are 2^-40 to "
                 "2^40. Give it in another unit"
@@ -457,13 +463,13 @@ class _Quantizer:
         """Returns the smallest set of groups with 16 bits that reaches the requested error.
 
         Groups whose 8 bits alone cause the largest error are taken first; the number of groups
-        is found by bisection. Returns all eligible groups if the error cannot be reached. Sets
+        is found by bisection. Returns all candidates if the error cannot be reached. Sets
         ``alone``.
         """
-        candidates = self.eligible
-        for root in candidates:
-            self.alone[root] = self.error(candidates - {root})
-        order = sorted(candidates, key=lambda root: (-self.alone[root], root))
+        candidates = self.candidates()
+        errors = {root: self.error(candidates - {root}) for root in candidates}
+        self.alone = {root: error for root, error in errors.items() if isfinite(error)}
+        order = sorted(candidates, key=lambda root: (-errors[root], root))
         low, high = 0, len(order)
         while low < high:
             middle = (low + high) // 2
@@ -473,13 +479,43 @@ class _Quantizer:
                 low = middle + 1
         return frozenset(order[:low])
 
+    def candidates(self) -> frozenset[str]:
+        """Returns groups that can have 16 bits all at once.
+
+        These are all eligible groups if that network fits. Otherwise they are collected one by
+        one, first those whose 16 bits alone give the smallest error. Raises the error of the
+        network of 8 bits if it does not fit, and none with 16 bits does.
+        """
+        eligible = self.eligible
+        if self.lower(eligible) is not None:
+            return eligible
+        errors = {root: self.error(frozenset({root})) for root in eligible}
+        collected: frozenset[str] = frozenset()
+        for root in sorted(eligible, key=lambda root: (errors[root], root)):
+            if self.lower(collected | {root}) is not None:
+                collected |= {root}
+        if not collected:
+            lower_to_integers(self.build(collected))
+        return collected
+
+    def lower(self, sixteen: frozenset[str]) -> Graph | None:
+        """Returns the network of words with 16 bits for the groups ``sixteen``; None if it does
+        not fit, because of a sum or a scale."""
+        try:
+            return lower_to_integers(self.build(sixteen)).graph
+        except (RangeError, _ScaleError):
+            return None
+
     def error(self, sixteen: frozenset[str]) -> float:
-        """Builds and runs the network with 16 bits for the groups ``sixteen``, and returns its
-        relative error.
+        """Runs the network with 16 bits for the groups ``sixteen``, and returns its relative error;
+        infinity if it does not fit.
 
         Only some of the samples are run.
         """
-        program = CpuProgram(lower_to_integers(self.build(sixteen)).graph)
+        graph = self.lower(sixteen)
+        if graph is None:
+            return inf
+        program = CpuProgram(graph)
         step = max(1, len(self.samples) // _TRIAL_SAMPLES)
         return output_error(
             [program.run(sample) for sample in self.samples[::step]], self.outputs[::step]
