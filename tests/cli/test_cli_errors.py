@@ -169,6 +169,21 @@ def test_a_similar_option_is_suggested(option, hint, capsys):
     assert code == 2 and f"unrecognized arguments: {option} cpu{hint}; see 'cml run --help'" in err
 
 
+@pytest.mark.parametrize("line", ["MODEL --inputs FILES", "--inp FILES MODEL"])
+@pytest.mark.parametrize("count", [2, 3, 1000])
+def test_a_pattern_that_the_shell_expanded_is_explained(line, count, capsys):
+    files = " ".join(f"tiles/{i}.npy" for i in range(count))
+    code, _, err = end(capsys, f"map -o out.zarr {line}".replace("FILES", files).split())
+    assert code == 2 and "the shell expands a pattern without quotes" in err
+    assert "Write --inputs '*.npy', in quotes" in err and len(err) < 400
+
+
+def test_a_word_after_a_quoted_pattern_is_just_unknown(capsys):
+    words = ["map", "MODEL", "--inputs", "tiles/*.npy", "more", "-o", "out.zarr"]
+    code, _, err = end(capsys, words)
+    assert code == 2 and "unrecognized arguments: more" in err and "quotes" not in err
+
+
 #: command lines with an option that would have no effect, by what the message says of it
 WITHOUT_EFFECT = {
     "info MODEL --frame-ms 8": "--frame-ms needs --budget-ms MS",

@@ -6,8 +6,11 @@ import argparse
 import contextlib
 import gc
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
 from typing import Any, NoReturn
 
 from cml_engine import __version__
@@ -23,7 +26,7 @@ from cml_engine.tools.cli.commands import (
     ship,
     validate,
 )
-from cml_engine.tools.cli.options import COMMANDS, GROUPS, Group
+from cml_engine.tools.cli.options import COMMANDS, GROUPS, PATTERN, Group
 from cml_engine.tools.cli.terminal import exit_code, logging_to_stderr, narrator, print_error
 
 _ABOUT = """\
@@ -36,6 +39,8 @@ _EPILOG = """
 'cml --version' the version.
 """
 _MODULES = (run, validate, map_inputs, look, frames, change, ship, installation)
+#: the most unrecognized arguments that a message lists
+_MOST_SHOWN = 5
 #: the groups of ``cml --help``, in its order
 COMMAND_GROUPS = tuple(dict.fromkeys(module.GROUP for module in _MODULES))
 
@@ -105,12 +110,14 @@ def parser() -> CommandParser:
 
 
 def _start(argv: Sequence[str] | None) -> int:
-    root = parser()
-    a, unknown = root.parse_known_args(argv)
+    root, words = parser(), list(sys.argv[1:] if argv is None else argv)
+    a, unknown = root.parse_known_args(words)
     if unknown:
         root.prog += f" {a.command_name}"
-        hint = _hint(a.command_name, unknown[0])
-        root.error(f"unrecognized arguments: {' '.join(unknown)}{hint and f' ({hint})'}")
+        hint = _pattern_hint(a, words, unknown[0]) or _hint(a.command_name, unknown[0])
+        more = len(unknown) - _MOST_SHOWN
+        shown = " ".join(unknown[:_MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
+        root.error(f"unrecognized arguments: {shown}{hint and f' ({hint})'}")
     limits = getattr(a, "load_limits", None)
     if limits is not None:
         load_limits.LoadLimits.parse(limits)
@@ -127,6 +134,28 @@ def _start(argv: Sequence[str] | None) -> int:
             for file in files:
                 load_file(file)
         return int(a.command(a) or 0)
+
+
+def _pattern_hint(a: argparse.Namespace, words: Sequence[str], unknown: str) -> str:
+    """Returns a hint if ``unknown`` is a file that the shell put in place of an option's pattern;
+    else "".
+
+    The shell expands a pattern without quotes to several words. Only the first is the option's.
+    """
+    for option in COMMANDS[a.command_name].options:
+        if option.settings.get("metavar") != PATTERN:
+            continue
+        flag = option.flags[0]
+        value = str(getattr(a, flag.strip("-").replace("-", "_")))
+        if not any(sign in value for sign in "*?[") and value in words:
+            begin = words.index(value)
+            following = takewhile(lambda word: not word.startswith("-"), words[begin:])
+            if unknown in following:
+                return (
+                    f"{flag} takes one pattern, and got '{value}' and more: the shell expands a "
+                    f"pattern without quotes. Write {flag} '*{Path(value).suffix}', in quotes"
+                )
+    return ""
 
 
 def _hint(command: str, word: str) -> str:

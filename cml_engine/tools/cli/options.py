@@ -24,6 +24,8 @@ from cml_engine.errors.arguments import (
 #: a group of a command's options in its help
 Group = Literal["model", "inputs", "GPU", "workers", "output", "general"]
 GROUPS: tuple[Group, ...] = get_args(Group)
+#: the metavar of an option whose value is a pattern of files
+PATTERN = "PATTERN"
 
 
 @dataclass(frozen=True)

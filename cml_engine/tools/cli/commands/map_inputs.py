@@ -18,7 +18,7 @@ from cml_engine.tools.cli.common import (
     is_on_host,
     load_open,
 )
-from cml_engine.tools.cli.options import command, flag, option, value_option
+from cml_engine.tools.cli.options import PATTERN, command, flag, option, value_option
 from cml_engine.tools.cli.terminal import narrator, print_error
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
         "inputs",
         "--inputs",
         required=True,
-        metavar="PATTERN",
-        help="files such as 'tiles/*.npy' (.npy, .npz, .png), or a Zarr array with an input in "
-        "each chunk",
+        metavar=PATTERN,
+        help="files such as 'tiles/*.npy', in quotes (.npy, .npz, .png), or a Zarr array with an input "
+        "in each chunk",
     ),
     value_option(
         "output", "--write", "STORE.zarr", "the Zarr store to write", short="-o", required=True
