@@ -1,5 +1,7 @@
 """Tests of quantized ONNX models as integer networks, against ONNX Runtime."""
 
+import re
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -206,6 +208,45 @@ def test_qdq_network_without_integer_form_runs_in_floats(case, tmp_path):
     assert not graph.integer
     with pytest.raises(cml.InputError, match=f"is quantized, and computed in floats: .*{why}"):
         IntegerInfo.of(graph, points=True, gas=False)
+
+
+# -- zero points ----------------------------------------------------------------------------------
+
+_PARTS = {
+    "s": np.float32(0.1), "z": np.uint8(3), "w": np.ones((3, 3, 1, 1), np.uint8),
+    "m": np.ones((4, 3), np.uint8),
+}  # fmt: skip
+#: nodes with a scale ``a`` and a zero point ``b`` of 3 channels; whether the pair is of weights
+PAIRS = {
+    "QuantizeLinear": ("y = QuantizeLinear(x, a, b)", False),
+    "DequantizeLinear": ("q = QuantizeLinear(x, s, z); y = DequantizeLinear(q, a, b)", False),
+    "constants": ("d = DequantizeLinear(w, a, b); y = Conv(x, d)", False),
+    "QLinearConv": (
+        "q = QuantizeLinear(x, s, z); y = QLinearConv(q, s, z, w, a, b, s, z)", True),
+    "QLinearConv's result": (
+        "q = QuantizeLinear(x, s, z); y = QLinearConv(q, s, z, w, s, z, a, b)", False),
+    "QLinearMatMul": (
+        "q = QuantizeLinear(x, s, z); y = QLinearMatMul(q, s, z, m, a, b, s, z)", True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("zero", [(), (1,), (2,), (3,), (1, 1)])
+@pytest.mark.parametrize("scale", [(), (1,), (3,)])
+def test_a_zero_point_has_the_shape_of_its_scale(name, scale, zero):
+    """Others are refused: the message has the operator and both shapes."""
+    nodes, is_weights = PAIRS[name]
+    pair = {"a": np.full(scale, 0.1, np.float32), "b": np.full(zero, 3, np.uint8)}
+    network = model(nodes, "x: [1, 3, 4, 4]", "y", {**_PARTS, **pair}, 21)
+    one = [shape in ((), (1,)) for shape in (scale, zero)]
+    if scale == zero or all(one) or (is_weights and any(one) and zero in ((), (1,), (3,))):
+        load(network)
+        return
+    shown = re.escape(f"uint8[{','.join(map(str, zero))}")
+    with pytest.raises(cml.ModelError, match=f"(antizeLinear|QLinear).*{shown}") as refused:
+        load(network)
+    # weights of the wrong number of channels have another message
+    assert is_weights and zero == (2,) or "wanted the shape of its scale" in str(refused.value)
 
 
 # -- floats as integers of few bits, at run time --------------------------------------------------

@@ -17,7 +17,11 @@ from cml_engine.formats.onnx.model import OnnxModelFile
 from cml_engine.formats.onnx.op_schemas import OnnxCall
 from cml_engine.formats.onnx.operators.convolution import bias_row, convolve
 from cml_engine.formats.onnx.operators.matrix import matmul
-from cml_engine.formats.onnx.operators.quantized import dequantize, quantized_dtype
+from cml_engine.formats.onnx.operators.quantized import (
+    check_zero_points,
+    dequantize,
+    quantized_dtype,
+)
 from cml_engine.formats.onnx.operators.runtime_quantized import (
     QUANTIZED_FORMS,
     QuantizedForm,
@@ -165,6 +169,7 @@ class QdqReader:
         if op in QUANTIZED_FORMS:
             return [self._by_form(call, QUANTIZED_FORMS[op])]
         if op in self._converters:
+            check_zero_points(call)
             result = self._converters[op](call)
             return None if result is None else [result]
         if op in _OPERATORS:

@@ -11,7 +11,7 @@ from typing import Unpack
 import numpy as np
 from numpy.typing import DTypeLike
 
-from cml_engine.formats.onnx.op_schemas import MICROSOFT, at_least, attribute, op
+from cml_engine.formats.onnx.op_schemas import MICROSOFT, OnnxCall, at_least, attribute, op
 from cml_engine.formats.onnx.operators.convolution import CONV, ConvAttributes, convolve
 from cml_engine.formats.onnx.operators.indexing import gather
 from cml_engine.formats.onnx.operators.matrix import matmul
@@ -45,6 +45,36 @@ def _ranged(value: Value, x: Value, axis: int, block: int) -> Value:
         return expandable(value, x.shape, "a scale or zero point").lift(x.rank)
     per_channel(value, x.shape[axis], "a scale or zero point")
     return value.reshape([value.shape[0] if a == axis else 1 for a in range(x.rank)])
+
+
+#: the position of the weights' scale in products of integers
+_WEIGHTS_SCALE = 4
+#: the positions of the scales, which zero points follow, by operators of ONNX
+_SCALES = {
+    "QuantizeLinear": (1,),
+    "DequantizeLinear": (1,),
+    "QLinearConv": (1, _WEIGHTS_SCALE, 6),
+    "QLinearMatMul": (1, _WEIGHTS_SCALE, 6),
+}
+
+
+def check_zero_points(call: OnnxCall) -> None:
+    """Raises :class:`InvalidNode` unless each zero point of a node has the shape of its scale.
+
+    One number may be of the shape [] or [1]. Weights of products may have one number beside
+    several, which ONNX forbids and ONNX Runtime takes.
+    """
+    for position in _SCALES[call.node.op]:
+        if not call.has(position + 1):
+            continue
+        scale, zero = call[position], call[position + 1]
+        counts = sorted(value.size if value.rank < 2 else 0 for value in (scale, zero))
+        fits = counts[0] == 1 if position == _WEIGHTS_SCALE else counts == [1, 1]
+        if zero.shape != scale.shape and not fits:
+            raise InvalidNode(
+                f"input {position + 2}, the zero point, is {zero}, wanted the shape of its scale, "
+                f"{scale}"
+            )
 
 
 def _blocks(value: Value, x: Value, axis: int, block: int) -> Value:
@@ -112,20 +142,23 @@ def quantized_dtype(zero: Value | None, output_dtype: int) -> DType:
 
 @op("QuantizeLinear", "div, round_even, add, clamp, cast", domain=MICROSOFT)
 def microsoft_quantize_linear(
-    x: Value, scale: Value, zero: Value | None = None, *, axis: int = 1
+    call: OnnxCall, x: Value, scale: Value, zero: Value | None = None, *, axis: int = 1
 ) -> Value:
+    check_zero_points(call)
     return quantize(x, scale, zero, np.uint8 if zero is None else zero.dtype, axis)
 
 
 @op("DequantizeLinear", "cast, sub, mul", domain=MICROSOFT)
 def microsoft_dequantize_linear(
-    x: Value, scale: Value, zero: Value | None = None, *, axis: int = 1
+    call: OnnxCall, x: Value, scale: Value, zero: Value | None = None, *, axis: int = 1
 ) -> Value:
+    check_zero_points(call)
     return dequantize(x, scale, zero, axis)
 
 
 @op("QuantizeLinear", "div, round_even, add, clamp, cast")
 def quantize_linear(
+    call: OnnxCall,
     x: Value,
     scale: Value,
     zero: Value | None = None,
@@ -136,12 +169,14 @@ def quantize_linear(
     precision: int = attribute(0, since=19),
     saturate: int = attribute(1, since=19),
 ) -> Value:
+    check_zero_points(call)
     dtype = quantized_dtype(zero, output_dtype)
     return quantize(x, scale, zero, dtype, axis, block_size)
 
 
 @op("DequantizeLinear", "cast, sub, mul")
 def dequantize_linear(
+    call: OnnxCall,
     x: Value,
     scale: Value,
     zero: Value | None = None,
@@ -150,6 +185,7 @@ def dequantize_linear(
     block_size: int = at_least(0, 0, since=21),
     output_dtype: int = attribute(0, since=21),
 ) -> Value:
+    check_zero_points(call)
     return dequantize(x, scale, zero, axis, block_size)
 
 
@@ -171,9 +207,10 @@ def dynamic_quantize_linear(x: Value) -> list[Value]:
 
 @op("QLinearMatMul", "cast, sub, mul, matmul, round_even, clamp")
 def qlinear_matmul(
-    a: Value, a_scale: Value, a_zero: Value, b: Value, b_scale: Value, b_zero: Value,
-    y_scale: Value, y_zero: Value,
+    call: OnnxCall, a: Value, a_scale: Value, a_zero: Value, b: Value, b_scale: Value,
+    b_zero: Value, y_scale: Value, y_zero: Value,
 ) -> Value:  # fmt: skip
+    check_zero_points(call)
     rows = [1] * (a.rank - 2)
     a_scale, a_zero = (_column(v, [*rows, *v.shape, 1]) for v in (a_scale, a_zero))
     product = matmul(dequantize(a, a_scale, a_zero), dequantize(b, b_scale, b_zero, -1))
@@ -187,9 +224,11 @@ def _column(value: Value, shape: list[int]) -> Value:
 
 @op("QLinearConv", "cast, sub, mul, conv, round_even, clamp", attrs=CONV)
 def qlinear_conv(
-    x: Value, x_scale: Value, x_zero: Value, weights: Value, w_scale: Value, w_zero: Value,
+    call: OnnxCall, x: Value, x_scale: Value, x_zero: Value, weights: Value, w_scale: Value,
+    w_zero: Value,
     y_scale: Value, y_zero: Value, bias: Value | None = None, **window: Unpack[ConvAttributes],
 ) -> Value:  # fmt: skip
+    check_zero_points(call)
     numbers = dequantize(x, x_scale, x_zero)
     ones = [1] * (weights.rank - 1)
     scale, zero = (_column(v, [*v.shape, *ones]) for v in (w_scale, w_zero))

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
         "--inputs",
         required=True,
         metavar=PATTERN,
-        help="files such as 'tiles/*.npy', in quotes (.npy, .npz, .png), or a Zarr array with an input "
-        "in each chunk",
+        help="files such as 'tiles/*.npy', in quotes (.npy, .npz, .png), or a Zarr array with an "
+        "input in each chunk",
     ),
     value_option(
         "output", "--write", "STORE.zarr", "the Zarr store to write", short="-o", required=True
