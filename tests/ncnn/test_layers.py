@@ -609,6 +609,50 @@ def test_rows_of_a_table(tmp_path, rng, bias):
     np.testing.assert_allclose(actual[0], expected, rtol=1e-6)
 
 
+def run_both(folder, rng, line, shape, weights=""):
+    """Returns the input, the weights, and the result of a layer in the engine and in ncnn."""
+    text, (shape,), _, _ = case(line, shape)
+    x, stored = rng.standard_normal(shape, np.float32), weight_bytes(weights, rng)
+    path = write(folder, [input_line("x0", shape), text], stored)
+    (theirs,) = run_ncnn(path, {"x0": x}, ["out"])
+    ours = cml.Session(cml.load(path), "cpu").run({"x0": x[None]})["out"][0]
+    return x, np.frombuffer(stored, np.float32), ours, theirs
+
+
+@pytest.mark.parametrize("shape", [PLANE, (6, 1), (3, 5)])
+@pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm"])
+def test_a_norm_over_both_of_two_axes_is_not_ncnns(kind, shape, tmp_path, rng):
+    """The weights say both axes, as in PyTorch; ncnn goes over each row."""
+    size, is_layer_norm = int(np.prod(shape)), kind == "LayerNorm"
+    weights = f"r{size} r{size}" if is_layer_norm else f"r{size}"
+    x, stored, ours, theirs = run_both(tmp_path, rng, f"{kind} 0={size} 1=0.01", shape, weights)
+    scale, offset = np.split(stored, 2) if is_layer_norm else (stored, np.zeros(size))
+    centred = x - x.mean() if is_layer_norm else x
+    expected = centred / np.sqrt(np.square(centred).mean() + 0.01)
+    expected = expected * scale.reshape(shape) + offset.reshape(shape)
+    np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
+    assert np.abs(ours - theirs).max() > 0.1
+    assert LAYERS[kind].differences
+
+
+@pytest.mark.parametrize(
+    ("line", "shape"),
+    [
+        ("Pooling1D 0=1 1=1 2=3", (2, 5)),
+        ("Pooling1D 0=1 1=2 2=1 3=3 5=1", (2, 5)),
+        ("Pooling 0=1 1=1 2=3", (2, 5, 8)),
+        ("Pooling 0=1 1=2 2=2 3=2 5=1", (2, 4, 6)),
+    ],
+)
+def test_an_average_over_padding_alone_is_0(line, shape, tmp_path, rng):
+    """ncnn divides by 0 there; all other averages agree."""
+    _, _, ours, theirs = run_both(tmp_path, rng, line, shape)
+    is_empty = np.isnan(theirs)
+    assert is_empty.any() and not is_empty.all() and not ours[is_empty].any()
+    np.testing.assert_allclose(ours[~is_empty], theirs[~is_empty], rtol=1e-5)
+    assert LAYERS[line.split()[0]].differences
+
+
 def compare(folder, rng, line, shapes, weights, values):
     """Runs a case in the engine and in ncnn; returns the first difference in words, "" if there
     is none."""

@@ -20,7 +20,8 @@ _INTRODUCTION = """\
 Written by `python -m tests.proofs.ncnn_layers --write`; do not edit.
 
 Every layer type of ncnn's own list, and `pnnx.Expression`, which pnnx leaves where ncnn has no
-layer. Each that converts is compared with ncnn's results. Sizes and positions that are formulas,
+layer. Each that converts is compared with ncnn's results, which differ where the last column says
+so. Sizes and positions that are formulas,
 such as `6="*(0w,2),-1"`, are computed when the model is loaded. Any other layer type, and each that
 does not convert, can be [an operator of your own](your_model.md#ncnn).
 
@@ -28,10 +29,13 @@ does not convert, can be [an operator of your own](your_model.md#ncnn).
 
 
 def page() -> str:
-    rows = {name: ("yes", layer_type.limits) for name, layer_type in LAYERS.items()}
-    rows |= {name: ("no", reason) for name, reason in REFUSED.items()}
-    lines = ["| layer | converts | refused, or what to do |", "|---|---|---|"]
-    lines += [f"| {name} | {answer} | {note} |" for name, (answer, note) in sorted(rows.items())]
+    rows = {n: ("yes", layer.limits, layer.differences) for n, layer in LAYERS.items()}
+    rows |= {name: ("no", reason, "") for name, reason in REFUSED.items()}
+    lines = [
+        "| layer | converts | refused, or what to do | different from ncnn |",
+        "|---|---|---|---|",
+    ]
+    lines += [f"| {' | '.join((name, *cells))} |" for name, cells in sorted(rows.items())]
     return _INTRODUCTION + "\n".join(lines) + "\n"
 
 

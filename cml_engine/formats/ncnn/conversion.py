@@ -164,8 +164,9 @@ def joined(parts: Sequence[NcnnTensor], axis: int) -> NcnnTensor:
 class LayerType:
     """A layer type of ncnn: its converter, parameter ids, and numbers of inputs and outputs.
 
-    ``inputs`` and ``outputs`` are the smallest and largest number. ``limits`` describes, for the
-    documentation, the variants that are refused.
+    ``inputs`` and ``outputs`` are the smallest and largest number. For the documentation,
+    ``limits`` describes the variants that are refused, and ``differences`` the results that are
+    not ncnn's.
     """
 
     name: str
@@ -174,6 +175,7 @@ class LayerType:
     inputs: tuple[int, int]
     outputs: tuple[int, int]
     limits: str
+    differences: str
 
 
 LAYERS: dict[str, LayerType] = {}
@@ -185,6 +187,7 @@ def converts(
     inputs: tuple[int, int] = (1, 1),
     outputs: tuple[int, int] = (1, 1),
     limits: str = "",
+    differences: str = "",
 ) -> Callable[[Convert], Convert]:
     """Returns a decorator that registers a function as the converter of the named layer types.
 
@@ -193,7 +196,9 @@ def converts(
 
     def declare(convert: Convert) -> Convert:
         for name in names:
-            LAYERS[name] = LayerType(name, convert, _ids(params), inputs, outputs, limits)
+            LAYERS[name] = LayerType(
+                name, convert, _ids(params), inputs, outputs, limits, differences
+            )
         return convert
 
     return declare

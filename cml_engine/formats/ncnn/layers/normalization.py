@@ -53,7 +53,11 @@ def _group_norm(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     return normalized * stored[0] + stored[1] if stored else normalized
 
 
-@converts("LayerNorm", params="0-2")
+#: ncnn does not check the size that the layer states, and applies the first weights to each row
+_BOTH_AXES = "weights for both of two axes: over both, as in PyTorch (ncnn: over each row)"
+
+
+@converts("LayerNorm", params="0-2", differences=_BOTH_AXES)
 def _layer_norm(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     axes = _inner_axes(layer, x)
     normalized = _standardized(layer, x, axes, 1)
@@ -62,7 +66,7 @@ def _layer_norm(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     return normalized * _over(layer, x, axes, "scale") + _over(layer, x, axes, "offset")
 
 
-@converts("RMSNorm", params="0-2")
+@converts("RMSNorm", params="0-2", differences=_BOTH_AXES)
 def _rms_norm(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     axes = _inner_axes(layer, x)
     squares = x.sqr().mean_reduce(axes=axes)

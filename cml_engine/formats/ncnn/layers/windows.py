@@ -279,9 +279,13 @@ _SAME = {2: _SAME_UPPER, 3: _SAME_LOWER}
 _LEAST = -float(np.finfo(np.float32).max)
 
 
-@converts("Pooling1D", params="0-8 14")
-@converts("Pooling", params="0-8 11-15 18")
-@converts("Pooling3D", params="0-8 11-16 18 21-23 28", limits=_ODD_3D)
+#: a number in a picture is less harm than NaN, which reaches all layers behind it
+_EMPTY_MEAN = "the average of a window that lies in the padding: 0 (ncnn: NaN)"
+
+
+@converts("Pooling1D", params="0-8 14", differences=_EMPTY_MEAN)
+@converts("Pooling", params="0-8 11-15 18", differences=_EMPTY_MEAN)
+@converts("Pooling3D", params="0-8 11-16 18 21-23 28", limits=_ODD_3D, differences=_EMPTY_MEAN)
 def _pooling(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     count = {"Pooling1D": 1, "Pooling": 2}.get(layer.type, 3)
     if layer.integer(0) not in (0, 1):
