@@ -231,6 +231,35 @@ def test_an_operator_needs_one_supported_opset():
     refused(model("y = my:F(x)", functions=[old]), "opset 5, wanted 7 to 28", UnsupportedOp)
 
 
+#: nodes of a function ``my:F`` of opset 11 in a model of opset 17, and what the error says
+IN_FUNCTIONS = {
+    "c = Softmax(a, axis=7)": "Softmax 'c' of opset 11 in function 'my:F': axis 7 of 2",
+    "c = Add(a, nowhere)": "Add 'c' of opset 11 in function 'my:F': its input 'nowhere'",
+    "c = my:G(a)": "Softmax 'c' in function 'my:G': axis 7 of 2",
+    "c = my:G(a, a)": "my:G 'c' in function 'my:F': 2 inputs, the function takes 1",
+    "c = Reluu(a)": r"Reluu .opset 11.: 'c' in function 'my:F'; did you mean Relu",
+    "b = Scatter(a, a, a); c = Scatter(b, b, b)":
+        r"Scatter .opset 11.: 2 nodes, first 'b' in function 'my:F'; known in opsets 7-10",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("nodes", IN_FUNCTIONS)
+def test_errors_in_functions_name_the_function_and_its_opset(nodes):
+    outer = imported(function("F", nodes), ("my", 1), ("", 11))
+    inner = function("G", "c = Softmax(a, axis=7)")
+    refused(model("y = my:F(x)", functions=[outer, inner]), IN_FUNCTIONS[nodes])
+
+
+@pytest.mark.parametrize(
+    ("domains", "said"),
+    [([("", 5)], "function 'my:F' is of opset 5"), ([("", 99)], "function 'my:F' is of opset 99"),
+     ([], "function 'my:F' imports no opset")],
+)  # fmt: skip
+def test_a_function_without_a_supported_opset_is_named(domains, said):
+    wrong = imported(function("F", "c = Softmax(a)"), ("my", 1), *domains)
+    refused(model("y = my:F(x)", functions=[wrong]), said)
+
+
 def test_unknown_operators_are_all_listed():
     nodes = (
         "a = Reluu(x, name='first'); b = Reluu(a); c = my.ops:Thing(b, name='thing'); "

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -69,6 +70,11 @@ class GraphScope:
     outer: GraphScope | None = None
     prefix: str = ""
     chain: tuple[str, ...] = ()
+
+    @property
+    def function(self) -> str:
+        """The name of the function whose nodes these are; "" for those of the model itself."""
+        return next(filter(None, reversed(self.chain)), "")
 
     def find(self, name: str) -> Value | None:
         scope: GraphScope | None = self
@@ -252,14 +258,14 @@ class Importer:
 
     def _node(self, node: OnnxNode, needed_outputs: set[str], scope: GraphScope) -> None:
         base = node.name or next((name for name in node.outputs if name), node.op)
-        source = Source(f"{self._model.file}: {node.title}")
+        title = f"{node.title}{self._where(node, scope)}"
+        source = Source(f"{self._model.file}: {title}")
         current_budget().charge_nodes(1, "the operator", source)
         if scope.chain:
             current_budget().charge_steps(_NODE_STEPS, "an operator of a loop or function", source)
         self.emit.at(source, scope.prefix + base)
         inputs = [
-            self._find(name, scope, f"{node.title}: its input") if name else None
-            for name in node.inputs
+            self._find(name, scope, f"{title}: its input") if name else None for name in node.inputs
         ]
         results = self._results(node, inputs, needed_outputs, scope, source)
         for name, value in zip(node.outputs, results, strict=False):
@@ -273,6 +279,15 @@ class Importer:
             if value.tensor is not None and value.array is None:
                 self.emit.set_name(value.tensor, scope.prefix + base)
 
+    def _where(self, node: OnnxNode, scope: GraphScope) -> str:
+        """Returns the function of a node, and its opset if that is not the model's; for errors."""
+        if not scope.function:
+            return ""
+        opset = scope.opsets.get(node.domain)
+        is_own = opset is not None and opset != self._model.opsets.get(node.domain)
+        version = f" of opset {opset}" if is_own else ""
+        return f"{version} in function '{scope.function}'"
+
     def _results(
         self,
         node: OnnxNode,
@@ -281,7 +296,7 @@ class Importer:
         scope: GraphScope,
         source: Source,
     ) -> Sequence[Value | None]:
-        opset = _opset_of(node, scope.opsets, self._model.file)
+        opset = _opset_of(node, scope.opsets, self._model.file, scope.function)
         schema = find_schema(node.domain, node.op, opset)
         if self._reading is not None and (schema is None or schema.runs_graphs):
             self._reading.check(inputs, source)
@@ -295,7 +310,7 @@ class Importer:
         if schema is None and self._with_placeholders:
             return self._placeholder(node, inputs)
         if schema is None:
-            raise _unsupported_error([(node, opset)], self._model.file)
+            raise _unsupported_error([_Unknown(node, opset, scope.function)], self._model.file)
         self.report.nodes += 1
 
         def inner(graph: OnnxGraph, values: dict[str, Value], prefix: str) -> list[Value]:
@@ -538,22 +553,24 @@ def _bind_attributes(node: OnnxNode, attributes: Mapping[str, object]) -> OnnxNo
 # -- what cannot be imported ---------------------------------------------------------------------
 
 
-def _opset_of(node: OnnxNode, opsets: Mapping[str, int], file: str) -> int:
+def _opset_of(node: OnnxNode, opsets: Mapping[str, int], file: str, function: str) -> int:
     """Returns the version of a node's domain; a domain other than ONNX's may lack one, and has 1.
 
-    Raises an error for an operator of ONNX's own whose version is missing or unsupported.
+    ``opsets`` are those of the file, or of ``function``, whose node it is ("" for none). Raises an
+    error for an operator of ONNX's own whose version is missing or unsupported.
     """
     opset = opsets.get(node.domain)
     if node.domain:
         return 1 if opset is None else opset
+    subject = f"'{file}': function '{function}'" if function else f"'{file}'"
     if opset is None:
         raise ModelError(
-            f"'{file}' imports no opset of ONNX's own operators, so that {node.title} may have "
+            f"{subject} imports no opset of ONNX's own operators, so that {node.title} may have "
             "several meanings: export it again"
         )
     if not FIRST_OPSET <= opset <= LAST_OPSET:
         raise UnsupportedOp(
-            f"'{file}' is of opset {opset}, wanted {FIRST_OPSET} to {LAST_OPSET}: export it with "
+            f"{subject} is of opset {opset}, wanted {FIRST_OPSET} to {LAST_OPSET}: export it with "
             "another opset_version"
         )
     return opset
@@ -616,8 +633,16 @@ def choose_outputs(model: OnnxModelFile, names: Sequence[str]) -> OnnxModelFile:
     return replace(model, graph=chosen)
 
 
+class _Unknown(NamedTuple):
+    """A node whose operator is unknown, and the function whose node it is; "" for none."""
+
+    node: OnnxNode
+    opset: int
+    function: str
+
+
 class _UnknownOperators:
-    """The nodes whose operators are neither supported nor the game's, with their opsets.
+    """The nodes whose operators are neither supported nor the game's.
 
     ``found`` lists them in the order in which they were added.
     """
@@ -625,41 +650,47 @@ class _UnknownOperators:
     def __init__(self, model: OnnxModelFile) -> None:
         self._model = model
         self._functions: dict[tuple[str, str, str], bool] = {}
-        self.found: list[tuple[OnnxNode, int]] = []
+        self.found: list[_Unknown] = []
 
-    def add(self, node: OnnxNode, opsets: Mapping[str, int]) -> bool:
+    def add(self, node: OnnxNode, opsets: Mapping[str, int], inside: str = "") -> bool:
         """Returns True if a node, a graph in it or the function that it calls has such a node.
 
-        Nodes of a function are listed once.
+        ``inside`` is the function whose node it is. Nodes of a function are listed once.
         """
-        opset = _opset_of(node, opsets, self._model.file)
+        opset = _opset_of(node, opsets, self._model.file, inside)
         key = (node.domain, node.op, node.overload)
         function, is_unknown = self._model.functions.get(key), False
         if find_schema(node.domain, node.op, opset) is None:
             if function is None:
                 is_unknown = node.op not in registered_declarations()
-                self.found += [(node, opset)] if is_unknown else []
+                self.found += [_Unknown(node, opset, inside)] if is_unknown else []
             elif key not in self._functions:
                 self._functions[key] = False  # functions that call each other are refused later
                 inner_opsets = function.opsets or opsets
-                self._functions[key] = self._add_all(function.nodes, function.outputs, inner_opsets)
+                self._functions[key] = self._add_all(
+                    function.nodes, function.outputs, inner_opsets, node.qualified
+                )
             is_unknown = is_unknown or self._functions.get(key, False)
         for graph in _graphs(node):
             names = [info.name for info in graph.outputs]
-            is_unknown = self._add_all(graph.nodes, names, opsets) or is_unknown
+            is_unknown = self._add_all(graph.nodes, names, opsets, inside) or is_unknown
         return is_unknown
 
     def _add_all(
-        self, nodes: Sequence[OnnxNode], output_names: Sequence[str], opsets: Mapping[str, int]
+        self,
+        nodes: Sequence[OnnxNode],
+        output_names: Sequence[str],
+        opsets: Mapping[str, int],
+        inside: str,
     ) -> bool:
         needed = _NeededNodes(nodes, output_names, self._model.file).nodes
-        return sum(self.add(node, opsets) for node, _ in needed) > 0  # adds every one
+        return sum(self.add(node, opsets, inside) for node, _ in needed) > 0  # adds every one
 
 
-def _unsupported_error(missing: Sequence[tuple[OnnxNode, int]], file: str) -> UnsupportedOp:
-    counts = Counter((node.qualified, opset) for node, opset in missing)
-    first = {(node.qualified, opset): node for node, opset in reversed(missing)}
-    lines = [_line(first[key], key[1], count) for key, count in counts.items()]
+def _unsupported_error(missing: Sequence[_Unknown], file: str) -> UnsupportedOp:
+    counts = Counter((unknown.node.qualified, unknown.opset) for unknown in missing)
+    first = {(unknown.node.qualified, unknown.opset): unknown for unknown in reversed(missing)}
+    lines = [_line(first[key], count) for key, count in counts.items()]
     summary = "an operator" if len(lines) == 1 else f"{len(lines)} operators"
     return UnsupportedOp(
         f"'{file}' has {summary} that cannot be imported ('cml docs onnx_operators' lists all):\n"
@@ -672,9 +703,11 @@ def _unsupported_error(missing: Sequence[tuple[OnnxNode, int]], file: str) -> Un
 _NEAR = 0.85
 
 
-def _line(node: OnnxNode, opset: int, count: int) -> str:
+def _line(unknown: _Unknown, count: int) -> str:
+    node, opset, function = unknown
     name = node.name or next(iter(node.outputs), "")
     times = f"{count} nodes, first '{name}'" if count > 1 else f"'{name}'"
+    times += f" in function '{function}'" if function else ""
     line = f"  {node.qualified} (opset {opset}): {times}"
     if rows := find_schemas(node.domain, node.op):
         return f"{line}; known in opsets {', '.join(row.opsets for row in rows)}"
