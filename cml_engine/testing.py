@@ -451,13 +451,13 @@ def _in_blocks(graph: Graph) -> Iterator[dict[str, str]]:
         for name in ends:
             yield {name: C4}
     elif kernel.layouts in ("blocks", "joins"):
-        maps = [n for n in (*node.reads, *node.outputs) if graph.facts[n].rank >= 3]
+        maps = [n for n in node.tensors if graph.facts[n].rank >= 3]
         fills_blocks = all(graph.facts[n].shape[1] % 4 == 0 for n in maps)
         fits = fills_blocks or kernel.layouts == "joins"
         if fits and graph.constants.keys().isdisjoint(maps):
             yield dict.fromkeys(maps, C4)
     elif result.shape[1] % 4 == 0 or kernel.layouts == "copies":
-        maps = [n for n in (*node.reads, *node.outputs) if graph.facts[n].rank == result.rank]
+        maps = [n for n in node.tensors if graph.facts[n].rank == result.rank]
         same_channels = [n for n in maps if graph.facts[n].shape[1] == result.shape[1]]
         if graph.constants.keys().isdisjoint(same_channels) and all(
             graph.facts[n].dtype == "scalar" for n in same_channels

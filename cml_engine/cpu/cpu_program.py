@@ -327,7 +327,7 @@ def _prepare_nodes(graph: Graph, scratch: Scratch) -> list[Cpu | None]:
     functions: list[Cpu | None] = []
     for node in graph.nodes:
         prepare = lookup(node.op).prepare
-        facts = [graph.facts[n] for n in node.inputs]
+        facts = graph.facts_of(node.inputs)
         values = [graph.constant(n) for n in node.inputs]
         functions.append(_prepare(node, prepare, facts, values, scratch) if prepare else None)
     return functions

@@ -109,9 +109,9 @@ def _check_shapes(graph: Graph, name: str, node: Node, attribute: str, value: Sl
     spec, listed_value = lookup(node.op), list(value) if isinstance(value, tuple) else value
     attrs = Attrs({**node.attrs, attribute: listed_value})
     try:
-        inferred = spec.infer(attrs, *(graph.facts[n] for n in node.inputs))
+        inferred = spec.infer(attrs, *graph.facts_of(node.inputs))
         results = [inferred] if isinstance(inferred, Fact) else list(inferred)
-        has_changed = results != [graph.facts[n] for n in node.outputs]
+        has_changed = results != graph.facts_of(node.outputs)
         consequence = f"would be {', '.join(map(str, results))}" if has_changed else ""
     except CmlError as error:
         consequence = f"is refused: {error}"

@@ -151,6 +151,10 @@ class Attrs(Mapping[str, Any]):
     def __reduce__(self) -> tuple[object, ...]:
         return Attrs, (self._values,)
 
+    def with_(self, **changes: object) -> Attrs:
+        """Returns a copy of the attributes with some of them added or replaced."""
+        return Attrs(self, **changes)
+
 
 class Quantization(Attrs):
     """The quantisation of a tensor: the operator (``attrs["op"]``) and its arguments by name.
@@ -222,6 +226,11 @@ class Node:
         A tensor that is read twice is listed twice.
         """
         return self.inputs + tuple(name for e in self.epilogues for name in e.inputs)
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The names of the tensors that the node reads, then of those that it computes."""
+        return self.reads + self.outputs
 
     @property
     def ops(self) -> tuple[str, ...]:
@@ -483,6 +492,10 @@ class Graph:
     def is_read_once(self, name: str) -> bool:
         """Returns True if one node reads a tensor, and passes need not preserve it."""
         return len(self.consumers.get(name, ())) == 1 and name not in self._preserved
+
+    def facts_of(self, names: Iterable[str]) -> list[Fact]:
+        """Returns the types and shapes of tensors, in the order of their names."""
+        return [self.facts[name] for name in names]
 
     @property
     def ops(self) -> set[str]:

@@ -156,7 +156,7 @@ class _LiveNode:
         new = {self.attributes[tensor]: value.tolist() for tensor, value in values.items()}
         op = replace(
             self.op,
-            node=replace(self.op.node, attrs=Attrs({**self.op.attrs, **new})),
+            node=replace(self.op.node, attrs=self.op.attrs.with_(**new)),
             packed=dict(self.op.packed),
             scratch_words={},
             choices=[],

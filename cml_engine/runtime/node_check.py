@@ -350,7 +350,7 @@ def check_bits(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> BitCheck:
     lowered = lower_to_integers(graph)
     floats, compared = set(lowered.floats), 0
     for node in optimized.nodes:
-        if not floats.isdisjoint((*node.reads, *node.outputs)):
+        if not floats.isdisjoint(node.tensors):
             floats.update(node.outputs)
             continue
         for name in node.outputs:

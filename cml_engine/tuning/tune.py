@@ -158,7 +158,7 @@ def _candidates(graph: Graph, plan: Plan) -> list[TrialNode]:
 
 
 def _names(node: Node) -> dict[str, None]:
-    return dict.fromkeys((*node.reads, *node.outputs))
+    return dict.fromkeys(node.tensors)
 
 
 def _isolate_node(graph: Graph, node: Node) -> Graph:

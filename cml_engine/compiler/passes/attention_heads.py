@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from cml_engine.compiler.passes.bypass import full_order
 from cml_engine.compiler.passes.replacement import replace_nodes
 from cml_engine.ir.construction import GraphRewriter
-from cml_engine.ir.graph import Attrs, Epilogue, Graph, Node
+from cml_engine.ir.graph import Epilogue, Graph, Node
 from cml_engine.ops.declaration.registry import is_builtin
 
 
@@ -82,7 +82,7 @@ def _takes(graph: Graph, product: Node, by_column: bool) -> bool:
 
 def _replace(rewriter: GraphRewriter, node: Node, found: _Heads) -> None:
     """Adds the product, whose columns get the heads' order back by a reshape if it joins them."""
-    (name,), attrs = node.outputs, Attrs({**found.product.attrs, "heads": found.split})
+    (name,), attrs = node.outputs, found.product.attrs.with_(heads=found.split)
     product = replace(found.product, op="matmul_heads", attrs=attrs)
     if found.split:
         epilogues = tuple(_by_head(rewriter, e, found.split, name) for e in product.epilogues)

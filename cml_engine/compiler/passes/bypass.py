@@ -65,7 +65,7 @@ def _two_transposes(match: Match) -> Node:
     rank = match.fact(first.inputs[0]).rank
     inner = full_order(first, rank)
     axes = [inner[axis] for axis in full_order(second, rank)]
-    return match.node("transpose", first.inputs, Attrs({**second.attrs, "axes": axes}))
+    return match.node("transpose", first.inputs, second.attrs.with_(axes=axes))
 
 
 RULES = (

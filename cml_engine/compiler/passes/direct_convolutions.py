@@ -8,11 +8,11 @@ pixel stays in results whose 3x3 windows do not contain it; an infinity or a NaN
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
-from cml_engine.ir.graph import Attrs, Graph, Node
+from cml_engine.compiler.passes.replacement import mark_nodes
+from cml_engine.ir.graph import Graph, Node
 from cml_engine.ir.textures import HDR_VALUE
 from cml_engine.ops.conv.shapes import conv_shape
 
@@ -22,18 +22,13 @@ def compute_directly(graph: Graph) -> Graph:
 
     The same graph is returned if there is none, or all are marked.
     """
-    nodes = [_marked(node, graph) for node in graph.nodes]
-    if all(a is b for a, b in zip(nodes, graph.nodes, strict=True)):
-        return graph
-    return graph.with_(nodes=tuple(nodes), cooked_form=graph.cooked_form)
 
+    def takes_tiles(node: Node) -> bool:
+        if node.op != "conv" or {"exact", "direct"} & node.attrs.keys():
+            return False
+        return conv_shape(node.attrs, *graph.facts_of(node.inputs)).takes_tiles
 
-def _marked(node: Node, graph: Graph) -> Node:
-    if node.op != "conv" or {"exact", "direct"} & node.attrs.keys():
-        return node
-    if not conv_shape(node.attrs, *(graph.facts[name] for name in node.inputs)).takes_tiles:
-        return node
-    return replace(node, attrs=Attrs({**node.attrs, "direct": True}))
+    return mark_nodes(graph, "direct", takes_tiles)
 
 
 def wide_range_of(graph: Graph) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cml_engine.compiler.passes.rules import Match, Rule, rewrite_custom
-from cml_engine.ir.graph import Attrs, Graph, Node
+from cml_engine.ir.graph import Graph, Node
 from cml_engine.ops.conv.shapes import conv_shape
 
 
@@ -29,7 +29,7 @@ def _fold(match: Match) -> Node | None:
         (before + axis.before, after + axis.after)
         for (before, after), axis in zip(spatial, shape.axes, strict=True)
     ]
-    attrs = Attrs({**conv.attrs, "padding": padding})
+    attrs = conv.attrs.with_(padding=padding)
     return match.node("conv", (pad.inputs[0], *conv.inputs[1:]), attrs)
 
 

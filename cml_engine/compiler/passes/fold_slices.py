@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import prod
 
 from cml_engine.compiler.passes.cleanup import eliminate_dead_code
-from cml_engine.ir.graph import Attrs, Fact, Graph, Node
+from cml_engine.ir.graph import Fact, Graph, Node
 from cml_engine.ops.conv.shapes import conv_shape
 from cml_engine.ops.declaration.registry import is_builtin, lookup
 from cml_engine.ops.movement.slicing import ranges
@@ -84,14 +84,14 @@ class _Readers:
         return self.follow(node.outputs[0], node.outputs[0])
 
     def _rewrite_conv(self, node: Node, source: str) -> bool:
-        shape = conv_shape(node.attrs, *(self._graph.facts[n] for n in node.inputs))
+        shape = conv_shape(node.attrs, *self._graph.facts_of(node.inputs))
         padding = []
         for axis, (before, after) in zip(shape.axes, self._crop, strict=True):
             # a border's values would come from beyond the slice
             if (before and axis.before > 0) or (after and axis.after > 0):
                 return False
             padding.append((axis.before - before, axis.after - after))
-        attrs = Attrs({**node.attrs, "padding": padding})
+        attrs = node.attrs.with_(padding=padding)
         inputs = (source, *node.inputs[1:])
         self.nodes[node.outputs[0]] = replace(node, inputs=inputs, attrs=attrs)
         return True

@@ -128,7 +128,7 @@ def _replace(rewriter: GraphRewriter, node: Node, group: Sequence[_Product]) -> 
         rewriter.constant(f"{name}.bias", np.concatenate([p.bias for p in group])),
         rewriter.constant(f"{name}.scale", np.concatenate([p.scale for p in group])),
     )
-    attrs = Attrs({**shared, "parts": len(group)})
+    attrs = shared.with_(parts=len(group))
     results = tuple(product.node.outputs[0] for product in group)
     rewriter.append(
         Node("matmul_parts", (first.inputs[0], *operands), results, attrs, first.source)

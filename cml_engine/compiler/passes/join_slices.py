@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cml_engine.compiler.passes.cleanup import eliminate_dead_code
+from cml_engine.compiler.passes.replacement import private_producer
 from cml_engine.ir.graph import Attrs, Graph, Node
 from cml_engine.ops.declaration.registry import is_builtin
 from cml_engine.ops.movement.slicing import ranges
@@ -25,9 +26,8 @@ def join_slices(graph: Graph) -> Graph:
         return graph
 
     def slice_of(name: str) -> Node | None:
-        node = graph.producers.get(name)
-        is_slice = node is not None and node.op == "slice" and not node.epilogues
-        if not is_slice or not graph.is_read_once(name) or node is None:
+        node = private_producer(graph, name, "slice")
+        if node is None:
             return None
         steps = {step for _, _, step in ranges(node.attrs, graph.facts[node.inputs[0]])}
         return node if steps <= {1} else None
@@ -66,6 +66,6 @@ def _begins(graph: Graph, node: Node | None, name: str) -> list[int]:
 
 def _may_be_blocked(graph: Graph, node: Node) -> bool:
     """Returns True if a concat's maps may lie in blocks of four channels."""
-    facts = [graph.facts[name] for name in node.inputs]
+    facts = graph.facts_of(node.inputs)
     is_map = facts[0].rank > 2 and facts[0].dtype == "scalar"
     return is_map and (bool(graph.words) or all(fact.shape[1] % 4 == 0 for fact in facts))

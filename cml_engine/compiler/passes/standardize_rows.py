@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cml_engine.compiler.passes.replacement import replace_nodes
+from cml_engine.compiler.passes.replacement import private_producer, replace_nodes
 from cml_engine.ir.construction import GraphRewriter
 from cml_engine.ir.graph import Attrs, Graph, Node
 from cml_engine.ops.declaration.registry import is_builtin, lookup
@@ -81,18 +81,18 @@ def _written_out(graph: Graph, node: Node) -> _Rows | None:
         return None
     root, orders = ("sqrt", 1) if node.op == "div" else ("rsqrt", 2)
     for difference, deviation in (node.inputs, node.inputs[::-1])[:orders]:
-        if rooted := _step(graph, deviation, root):
+        if rooted := private_producer(graph, deviation, root):
             return _divided(graph, difference, rooted)
     return None
 
 
 def _divided(graph: Graph, difference: str, rooted: Node) -> _Rows | None:
     """Returns the normalization that divides ``difference`` by the root of its variance."""
-    safe = _step(graph, rooted.inputs[0], "add")
+    safe = private_producer(graph, rooted.inputs[0], "add")
     if safe is None or (epsilon := graph.constant(safe.inputs[1])) is None or epsilon.size != 1:
         return None
-    variance = _step(graph, safe.inputs[0], "mean_reduce")
-    square = variance and _step(graph, variance.inputs[0], *_SQUARES)
+    variance = private_producer(graph, safe.inputs[0], "mean_reduce")
+    square = variance and private_producer(graph, variance.inputs[0], *_SQUARES)
     if variance is None or square is None or not _of_rows(graph, variance):
         return None
     if square.inputs[0] != difference or not _is_square(graph, square):
@@ -103,17 +103,10 @@ def _divided(graph: Graph, difference: str, rooted: Node) -> _Rows | None:
     if subtracted is None or subtracted.op != "sub" or subtracted.epilogues:
         return None
     x, mean = subtracted.inputs
-    reduced = _step(graph, mean, "mean_reduce")
+    reduced = private_producer(graph, mean, "mean_reduce")
     if reduced is None or reduced.inputs[0] != x or not _of_rows(graph, reduced):
         return None
     return _Rows(x, float(epsilon.reshape(())))
-
-
-def _step(graph: Graph, name: str, *ops: str) -> Node | None:
-    """Returns the node that computes a tensor, if it is one of these operators and read once."""
-    node = graph.producers.get(name)
-    is_step = node is not None and node.op in ops and not node.epilogues
-    return node if is_step and graph.is_read_once(name) else None
 
 
 def _is_square(graph: Graph, node: Node) -> bool:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cml_engine.compiler.passes.bypass import full_order
-from cml_engine.compiler.passes.replacement import replace_nodes
+from cml_engine.compiler.passes.replacement import private_producer, replace_nodes
 from cml_engine.ir.construction import GraphRewriter
-from cml_engine.ir.graph import Attrs, Graph, Node
+from cml_engine.ir.graph import Graph, Node
 from cml_engine.ops.declaration.registry import is_builtin
 
 
@@ -31,10 +31,10 @@ def _transpose_before(graph: Graph, node: Node) -> Node | None:
 
     It may also swap rows and heads: then a transpose of these two remains.
     """
-    if node.op != "matmul" or not graph.is_read_once(node.inputs[1]):
+    if node.op != "matmul":
         return None
-    transpose = graph.producers.get(node.inputs[1])
-    if transpose is None or transpose.op != "transpose" or transpose.epilogues:
+    transpose = private_producer(graph, node.inputs[1], "transpose")
+    if transpose is None:
         return None
     order = _order_of_rest(graph, transpose)
     batch, rank = [*range(len(order) - 3)], len(order)
@@ -55,5 +55,5 @@ def _replace(rewriter: GraphRewriter, node: Node, transpose: Node) -> None:
     if order != [*range(len(order))]:
         name = rewriter.unused_name(f"{transpose.outputs[0]}.rows")
         right = rewriter.add(transpose, "transpose", (right,), name, axes=order)
-    attrs = Attrs({**node.attrs, "transposeB": not node.attrs["transposeB"]})
+    attrs = node.attrs.with_(transposeB=not node.attrs["transposeB"])
     rewriter.append(replace(node, inputs=(left, right), attrs=attrs))

@@ -61,12 +61,11 @@ def check_dispatches(spec: OpSpec, op: Lowering, lowered: Sequence[object]) -> N
         for name in dispatch.tensors:
             if name not in bindable:
                 raise _wrong(spec, op, f"binds '{name}', which is no tensor of this node")
-        targets = dispatch.tensors[len(dispatch.tensors) - dispatch.writes :]
-        for name in targets:
+        for name in dispatch.written:
             if name not in results:
                 description = "its input" if name in op.node.reads else "a constant of the plan"
                 raise _wrong(spec, op, f"writes to '{name}', {description}")
-        written.update(targets if dispatch.groups else ())
+        written.update(dispatch.written if dispatch.groups else ())
     for name in op.out_names:
         if name not in written and op.fact(name).size:
             raise _wrong(spec, op, f"writes nothing to its result '{name}'")
@@ -135,7 +134,7 @@ def node_cost(
         operands = [facts[n] for n in epilogue.inputs]
         flops = lookup(epilogue.op).cost(epilogue.attrs, [*outputs, *operands], outputs).flops
         cost = cost + Cost(flops, sum(f.nbytes for f in operands), 0)
-    shares = {n: block_words(layouts.get(n, PLAIN)) / 4 for n in (*node.reads, *node.outputs)}
+    shares = {n: block_words(layouts.get(n, PLAIN)) / 4 for n in node.tensors}
     shares |= dict.fromkeys(rounded_weights(node, graph, layouts), 0.5)
     read, written = (_stored_share(names, graph, shares) for names in (node.reads, node.outputs))
     return Cost(cost.flops, cost.read * read, cost.written * written)
@@ -253,22 +252,25 @@ def _add_cpu_part(draft: Draft, part: list[Node]) -> None:
     cost = sum((node_cost(lookup(n.op), n, graph) for n in part), Cost(0, 0, 0))
     dispatch = Dispatch(0, tensors, writes=len(writes))
     lowered.cpu_parts[part[0].outputs[0]] = part
-    lowered.dispatches.append((part[0], NUMPY, dispatch, cost))
+    lowered.dispatches.append(Launch(part[0], NUMPY, dispatch, cost))
 
 
 def _repeat(lowered: Lowered, original: Node, launches: Sequence[Launch], node: Node) -> None:
     """Adds the dispatches of ``original``, a node equal to ``node``, to ``lowered`` once more, with
     the tensors of ``node``."""
-    tensors = zip((*original.reads, *original.outputs), (*node.reads, *node.outputs), strict=True)
+    tensors = zip(original.tensors, node.tensors, strict=True)
     names = dict(tensors)
-    for _, kernel, dispatch, cost in launches:
+    for launch in launches:
+        dispatch = launch.dispatch
         for name in dispatch.tensors:
             if name in lowered.scratch and name not in names:
                 names[name] = node.outputs[0] + name.removeprefix(original.outputs[0])
                 lowered.scratch[names[name]] = lowered.scratch[name]
             lowered.parts[names.get(name, name)] = lowered.parts[name]
         renamed = tuple(names.get(name, name) for name in dispatch.tensors)
-        lowered.dispatches.append((node, kernel, replace(dispatch, tensors=renamed), cost))
+        lowered.dispatches.append(
+            launch._replace(node=node, dispatch=replace(dispatch, tensors=renamed))
+        )
     lowered.chosen[node.title] = lowered.chosen.get(original.title, [])
 
 
@@ -309,7 +311,7 @@ def _lower_node(draft: Draft, node: Node) -> None:
         share = dispatch.cost or cost.scaled(dispatch.groups / total)
         kernel = dispatch.kernel or op.kernel
         dispatch = _with_parts(spec, op, kernel, dispatch, lowered)
-        lowered.dispatches.append((node, kernel, dispatch, share))
+        lowered.dispatches.append(Launch(node, kernel, dispatch, share))
     lowered.scratch.update(op.scratch_words)
     lowered.choices.extend(op.choices)
     lowered.chosen[node.title] = op.chosen
@@ -424,22 +426,18 @@ def _move_joins_early(
     copies: dict[str, list[Launch]] = {}
     remaining: list[Launch] = []
     for launch in launches:
-        part = launch[2].tensors[0]
-        if launch[0].outputs[0] in joins:
+        part = launch.dispatch.tensors[0]
+        if launch.node.outputs[0] in joins:
             copies.setdefault(alias.get(part, part), []).append(launch)
         else:
             remaining.append(launch)
-    last = {name: i for i, launch in enumerate(remaining) for name in _written(launch[2])}
+    last = {name: i for i, launch in enumerate(remaining) for name in launch.dispatch.written}
     ordered = [
         launch for name, part_copies in copies.items() if name not in last for launch in part_copies
     ]
     for i, launch in enumerate(remaining):
         ordered.append(launch)
-        for name in dict.fromkeys(_written(launch[2])):
+        for name in dict.fromkeys(launch.dispatch.written):
             if last[name] == i:
                 ordered += copies.get(name, [])
     return ordered
-
-
-def _written(dispatch: Dispatch) -> tuple[str, ...]:
-    return dispatch.tensors[len(dispatch.tensors) - dispatch.writes :]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -162,8 +162,21 @@ def is_same(a: Array, b: Array | None) -> bool:
 
 # -- draft ----------------------------------------------------------------------------------------
 
-#: a dispatch, and its node, kernel and cost
-Launch = tuple[Node, Kernel, Dispatch, Cost]
+
+class Launch(NamedTuple):
+    """A dispatch, and its node, the node's kernel, and the cost."""
+
+    node: Node
+    kernel: Kernel
+    dispatch: Dispatch
+    cost: Cost
+
+    @property
+    def path(self) -> str:
+        """The path of the kernel that runs: the dispatch's own, or else the node's."""
+        return str((self.dispatch.kernel or self.kernel).path)
+
+
 #: the names and values of the kernels chosen for operators, by title
 Chosen = Mapping[str, list[tuple[str, object]]]
 
@@ -303,12 +316,19 @@ class Draft:
         root = self.root(name)
         return any(self.root(result) == root for result in self.sharing.in_place)
 
+    def layout(self, name: str) -> str:
+        return self.layouts.get(name, PLAIN)
+
+    def is_split(self, names: Iterable[str]) -> bool:
+        """Returns True if one of the tensors is too large to be bound at once."""
+        return any(self.lowered.parts[name].count > 1 for name in names)
+
     def nbytes(self, name: str) -> int:
         """Returns the bytes of a tensor in its layout, or of a scratch tensor."""
         scratch = self.lowered.scratch.get(name)
         if scratch is not None:
             return 4 * scratch
-        return 4 * words(self.graph.facts[name], self.layouts.get(name, PLAIN))
+        return 4 * words(self.graph.facts[name], self.layout(name))
 
     @property
     def figures(self) -> dict[str, int]:

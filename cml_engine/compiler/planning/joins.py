@@ -7,7 +7,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from cml_engine.compiler.planning.draft import Draft, Launch
+from cml_engine.ir.block_weights import weight_blocks
 from cml_engine.ir.graph import Array
+from cml_engine.ir.layout import C4, PLAIN
 from cml_engine.ops.declaration.split_bindings import SplitBinding
 
 
@@ -36,7 +38,22 @@ def single_launches(draft: Draft) -> list[Launch]:
     """Returns the dispatches of the nodes that have one each."""
     launches = draft.lowered.dispatches
     counts = Counter(node.title for node, *_ in launches)
-    return [launch for launch in launches if counts[launch[0].title] == 1]
+    return [launch for launch in launches if counts[launch.node.title] == 1]
+
+
+def is_plain_conv(draft: Draft, launch: Launch) -> bool:
+    """Returns True for the dispatch of a convolution that a joined one may compute: its filter and
+    bias are constant, its maps plain or in blocks of floats, and no caller chose its kernel."""
+    node, dispatch = launch.node, launch.dispatch
+    if node.op != "conv" or node.outputs[0] in draft.options.decided("kernel"):
+        return False
+    # a joined dispatch reads the input where its last convolution stands
+    if draft.is_split(dispatch.tensors) or dispatch.live or draft.is_overwritten(node.inputs[0]):
+        return False
+    filter, bias = map(draft.graph.constant, node.inputs[1:])
+    if filter is None or bias is None or weight_blocks(filter) is not None:
+        return False
+    return {draft.layout(node.inputs[0]), draft.layout(node.outputs[0])} <= {PLAIN, C4}
 
 
 def is_internal(draft: Draft, preserved: Collection[str], name: str) -> bool:
@@ -64,7 +81,7 @@ def apply_joins(draft: Draft, joins: Sequence[Join]) -> Draft:
         *inner, last = join.members
         unstored |= {node.outputs[0] for node, *_ in inner}
         titles |= {node.title for node, *_ in join.members}
-        names = (name for node, *_ in join.members for name in (*node.reads, *node.outputs))
+        names = (name for node, *_ in join.members for name in node.tensors)
         joined.append((frozenset(names), join.saved))
         launches = [join.launch if launch is last else launch for launch in launches]
         launches = [launch for launch in launches if not any(launch is x for x in inner)]

@@ -81,7 +81,7 @@ def _visit(graph: Graph, node: Node, ties: Ties, plain: set[str], requested: set
     """
     kernel = lookup(node.op).kernel
     layouts = kernel.layouts if kernel else "plain"
-    names = (*node.reads, *node.outputs)
+    names = node.tensors
     result = graph.facts[node.outputs[0]]
     maps = [n for n in names if is_feature_map(graph.facts[n])]
     if layouts == "plain" or result.rank < 3:
@@ -328,7 +328,7 @@ def _stands_beside_plain(node: Node, graph: Graph, layouts: Mapping[str, str]) -
 
     Kernels over plain maps cannot read 16-bit numbers, which are stored in groups of four.
     """
-    maps = [n for n in (*node.reads, *node.outputs) if is_feature_map(graph.facts[n])]
+    maps = [n for n in node.tensors if is_feature_map(graph.facts[n])]
     blocked = [n for n in maps if layouts.get(n) == C4]
     plain = [n for n in maps if n not in blocked and not is_one_position(graph.facts[n])]
     return bool(plain) and any(is_one_position(graph.facts[n]) for n in blocked)

@@ -94,7 +94,7 @@ class _Maps:
         self.joins = [(roots, saved) for roots, saved in found if roots]
         self._nodes: dict[str, set[int]] = {root: set() for root in self.sets}
         for number, node in enumerate(graph.nodes):
-            for name in (*node.reads, *node.outputs):
+            for name in node.tensors:
                 self._nodes.get(self._ties.find(name), set()).add(number)
         self._seconds_of: dict[tuple[int, frozenset[str]], float] = {}
 
@@ -110,7 +110,7 @@ class _Maps:
 
     def _operator_seconds(self, number: int, in_half: Collection[str]) -> float:
         node = self._graph.nodes[number]
-        names = {*node.reads, *node.outputs} & self._draft.layouts.keys()
+        names = set(node.tensors) & self._draft.layouts.keys()
         halves = frozenset(name for name in names if self._ties.find(name) in in_half)
         key = number, halves
         if key not in self._seconds_of:

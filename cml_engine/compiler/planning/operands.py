@@ -85,19 +85,19 @@ def _with_computed(
         else:
             parts.append(_computed_part(draft.graph, operand, window, target))
     numbers = sum(len(part.chain.numbers) for part in parts if part.chain)
-    own = [launch for launch in launches if launch[0] is node]
+    own = [launch for launch in launches if launch.node is node]
     if len(own) != 1 or numbers > MAX_NUMBERS:
         return None
     dispatch = launch_parts(parts, target, facts[target].rank)
-    is_split = any(draft.lowered.parts[name].count > 1 for name in dispatch.tensors)
+    is_split = draft.is_split(dispatch.tensors)
     if is_split or len(dispatch.tensors) > draft.limits.max_storage_buffers:
         return None
-    _, kernel, _, cost = own[0]
-    flops = sum(launch[3].flops for launch in launches if launch[0].title in members)
+    cost = own[0].cost
+    flops = sum(launch.cost.flops for launch in launches if launch.node.title in members)
     cost = Cost(cost.flops + flops, cost.read, cost.written)
-    joined = node, dispatch.kernel or kernel, dispatch, cost
-    kept = [launch for launch in launches if launch[0].title not in members]
-    return [joined if launch[0] is node else launch for launch in kept]
+    joined = Launch(node, dispatch.kernel or own[0].kernel, dispatch, cost)
+    kept = [launch for launch in launches if launch.node.title not in members]
+    return [joined if launch.node is node else launch for launch in kept]
 
 
 def _computed_part(graph: Graph, operand: _Operand, window: Window, target: str) -> Part:
@@ -153,16 +153,16 @@ def _is_launched(draft: Draft, launches: Sequence[Launch], node: Node) -> bool:
     """Returns True if dispatches of this node alone write its result, which is plain, and no slider
     changes them."""
     result = node.outputs[0]
-    writers = [launch for launch in launches if result in launch[2].tensors[-launch[2].writes :]]
-    is_plain = draft.layouts.get(result, PLAIN) == PLAIN
-    is_own = all(writer is node and not dispatch.live for writer, _, dispatch, _ in writers)
+    writers = [launch for launch in launches if result in launch.dispatch.written]
+    is_plain = draft.layout(result) == PLAIN
+    is_own = all(writer.node is node and not writer.dispatch.live for writer in writers)
     return is_plain and bool(writers) and is_own
 
 
 def _is_formula(draft: Draft, node: Node) -> bool:
     """Returns True if a formula computes each element of a node's result from floats at one
     position."""
-    facts, names = draft.graph.facts, (*node.reads, *node.outputs)
+    facts, names = draft.graph.facts, node.tensors
     if not is_builtin(*node.ops) or any(facts[name].dtype != "scalar" for name in names):
         return False
     is_own = _is_pointwise(draft.graph, node) if node.op == "conv" else _has_formula(node.op)
@@ -177,7 +177,7 @@ def _has_formula(op: str) -> bool:
 def _is_pointwise(graph: Graph, node: Node) -> bool:
     """Returns True for a conv of one channel by one constant tap for each result, without a
     border."""
-    shape = conv_shape(node.attrs, *(graph.facts[name] for name in node.inputs))
+    shape = conv_shape(node.attrs, *graph.facts_of(node.inputs))
     is_constant = all(graph.constant(name) is not None for name in node.inputs[1:])
     is_inside = all(a.stride == 1 and a.before <= 0 and a.after <= 0 for a in shape.axes)
     return is_constant and is_inside and shape.in_channels == shape.taps == 1
@@ -236,7 +236,7 @@ class _Builder:
         if self._begins.setdefault(name, begin) != begin:
             raise _Refused
         if name not in self._members:
-            is_plain = self._draft.layouts.get(name, PLAIN) == PLAIN
+            is_plain = self._draft.layout(name) == PLAIN
             if self._source not in ("", name) or not is_plain:
                 raise _Refused
             self._source = name

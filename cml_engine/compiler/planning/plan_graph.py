@@ -95,7 +95,7 @@ def _movable(graph: Graph, options: PlanOptions, refusal: NodesRefused) -> dict[
     for node in graph.nodes:
         name = node.outputs[0]
         if error := refusal.errors.get(name):
-            decided = name in kernels or not parts.keys().isdisjoint((*node.reads, *node.outputs))
+            decided = name in kernels or not parts.keys().isdisjoint(node.tensors)
             if decided or lookup(node.op).cpu is None:
                 raise error
             reasons[name] = error.message

@@ -19,10 +19,10 @@ from cml_engine.compiler.planning.joins import (
     apply_joins,
     can_join,
     is_internal,
+    is_plain_conv,
     single_launches,
 )
 from cml_engine.compiler.planning.shuffles import preserved_roots
-from cml_engine.ir.block_weights import weight_blocks
 from cml_engine.ir.graph import Graph, Node
 from cml_engine.ir.layout import C4, PLAIN
 from cml_engine.ops.conv.kernels.conv_chain import (
@@ -66,14 +66,14 @@ def _joined(draft: Draft, run: Sequence[Launch], layers: Sequence[Layer], weight
     source, target = first.tensors[0], last.tensors[-1]
     shuffle = {k: v for k, v in last.defines.items() if k in ("SHUFFLE_Y", "SHUFFLE_X")}
     defines: Defines = {
-        "PLAIN": int(draft.layouts.get(source, PLAIN) == PLAIN),
-        "OUT_C4": int(draft.layouts.get(node.outputs[0], PLAIN) == C4),
+        "PLAIN": int(draft.layout(source) == PLAIN),
+        "OUT_C4": int(draft.layout(node.outputs[0]) == C4),
         **shuffle,
     }
     shape = draft.graph.facts[node.outputs[0]].shape
     dispatch = launch_chain(layers, shape, (source, weights, target), defines)
-    cost = Cost(sum(launch[3].flops for launch in run), before.read, after.written)
-    return node, KERNEL, dispatch, cost
+    cost = Cost(sum(launch.cost.flops for launch in run), before.read, after.written)
+    return Launch(node, KERNEL, dispatch, cost)
 
 
 # -- runs ------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def _runs(draft: Draft) -> list[list[Launch]]:
     preserved = preserved_roots(draft)
     runs: dict[str, list[Launch]] = {}  # by the result of the last dispatch
     for launch in single_launches(draft):
-        node = launch[0]
+        node = launch.node
         if not _is_pointwise(draft, launch):
             continue
         source = node.inputs[0]
@@ -102,21 +102,13 @@ def _runs(draft: Draft) -> list[list[Launch]]:
 
 def _is_pointwise(draft: Draft, launch: Launch) -> bool:
     """Returns True for the dispatch of a small convolution of one constant tap of floats."""
-    graph, (node, kernel, dispatch, _) = draft.graph, launch
-    is_own = node.op == "conv" and str((dispatch.kernel or kernel).path).startswith("conv/")
-    if not is_own or node.outputs[0] in draft.options.decided("kernel"):
+    graph, node = draft.graph, launch.node
+    if not launch.path.startswith("conv/") or not is_plain_conv(draft, launch):
         return False
-    is_split = any(draft.lowered.parts[name].count > 1 for name in dispatch.tensors)
-    if is_split or dispatch.live or node.inputs[0] != dispatch.tensors[0]:
+    if node.inputs[0] != launch.dispatch.tensors[0]:
         return False
     values = {name: graph.constant(name) for name in node.reads}
-    filter, bias = (values[name] for name in node.inputs[1:])
-    if draft.is_overwritten(node.inputs[0]):  # a chain reads it where its last convolution stands
-        return False
-    layouts = {draft.layouts.get(n, PLAIN) for n in (node.inputs[0], node.outputs[0])}
-    if filter is None or bias is None or weight_blocks(filter) is not None or layouts - {PLAIN, C4}:
-        return False
-    shape = conv_shape(node.attrs, *(graph.facts[name] for name in node.inputs))
+    shape = conv_shape(node.attrs, *graph.facts_of(node.inputs))
     return _is_small(shape) and all(is_possible(e, values) for e in node.epilogues)
 
 

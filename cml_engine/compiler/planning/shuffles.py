@@ -77,22 +77,22 @@ def _without_copy(
 ) -> list[Launch] | None:
     """Returns the dispatches with those that write ``source`` storing the result of ``node`` at
     once; None if that is not possible."""
-    target, parts = node.outputs[0], draft.lowered.parts
+    target = node.outputs[0]
     shape, split = draft.graph.facts[source].shape, draft.graph.facts[node.inputs[0]].shape
     if shape != (split[0], split[1] * split[2] * split[3], *split[4:]):
         return None
-    using = [launch for launch in launches if source in map(draft.root, launch[2].tensors)]
-    copies = [launch for launch in using if launch[0] is node]
-    writers = [launch for launch in using if launch[0] is not node]
-    if len(copies) != 1 or len(copies[0][2].tensors) != 2 or not writers:
+    using = [launch for launch in launches if source in map(draft.root, launch.dispatch.tensors)]
+    copies = [launch for launch in using if launch.node is node]
+    writers = [launch for launch in using if launch.node is not node]
+    if len(copies) != 1 or len(copies[0].dispatch.tensors) != 2 or not writers:
         return None
-    if any(parts[name].count > 1 for name in copies[0][2].tensors):
+    if draft.is_split(copies[0].dispatch.tensors):
         return None
     changed: dict[int, Launch] = {}
     for launch in writers:
-        producer, kernel, dispatch, cost = launch
+        dispatch = launch.dispatch
         *operands, result = dispatch.tensors
-        is_store = str((dispatch.kernel or kernel).path) in _KERNELS and dispatch.writes == 1
+        is_store = launch.path in _KERNELS and dispatch.writes == 1
         if not is_store or result != source or source in map(draft.root, operands):
             return None
         if dispatch.defines.get("OUT_C4") != 0:
@@ -101,5 +101,5 @@ def _without_copy(
         stored = replace(
             dispatch, tensors=(*operands, target), defines={**dispatch.defines, **shuffle}
         )
-        changed[id(launch)] = producer, kernel, stored, cost
+        changed[id(launch)] = launch._replace(dispatch=stored)
     return [changed.get(id(launch), launch) for launch in launches if launch is not copies[0]]

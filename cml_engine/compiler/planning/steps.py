@@ -12,7 +12,7 @@ from cml_engine.compiler.planning.draft import MIN_BYTES, Constants, Draft
 from cml_engine.errors import DeviceError, InternalError
 from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.ir.graph import Array
-from cml_engine.ir.layout import PLAIN, stored_bytes
+from cml_engine.ir.layout import stored_bytes
 from cml_engine.ir.reuse import sources_of
 from cml_engine.ops.declaration.split_bindings import SplitBinding
 
@@ -136,7 +136,7 @@ def _aligned(nbytes: int) -> int:
 
 def _place_of(draft: Draft, name: str) -> TensorPlace:
     """Returns the place of a tensor: its range of memory, its fact and its layout."""
-    layout = draft.layouts.get(name, PLAIN)
+    layout = draft.layout(name)
     return TensorPlace(_binding_of(draft, name), draft.graph.facts[name], layout)
 
 
@@ -175,7 +175,7 @@ def _cpu_step(index: int, draft: Draft) -> Step:
     graph, refusals = draft.graph, draft.refusals
     nodes = tuple(draft.lowered.cpu_parts[first.outputs[0]])
     reads, writes = dispatch.tensors[: -dispatch.writes], dispatch.tensors[-dispatch.writes :]
-    used = {name for node in nodes for name in (*node.reads, *node.outputs)}
+    used = {name for node in nodes for name in node.tensors}
     part = graph.with_(
         inputs=reads,
         outputs=writes,

@@ -17,10 +17,10 @@ from cml_engine.compiler.planning.joins import (
     apply_joins,
     can_join,
     is_internal,
+    is_plain_conv,
     single_launches,
 )
 from cml_engine.compiler.planning.shuffles import preserved_roots
-from cml_engine.ir.block_weights import weight_blocks
 from cml_engine.ir.graph import Array, Epilogue, Node
 from cml_engine.ir.layout import C4, PLAIN, VECTOR_TYPE
 from cml_engine.ops.conv.kernels import conv_window
@@ -72,7 +72,7 @@ def _join(draft: Draft, run: Sequence[Launch]) -> Join | None:
     if saved <= 0:
         return None
     found = Sum(terms, tile)
-    is_split = any(draft.lowered.parts[name].count > 1 for name in found.tensors)
+    is_split = draft.is_split(found.tensors)
     if not found.fits or is_split or len(found.tensors) + 2 > draft.limits.max_storage_buffers:
         return None
     names = [n for node, *_ in members for n in node.reads if n in draft.graph.constants]
@@ -101,7 +101,7 @@ def _joined(draft: Draft, members: Sequence[Launch], found: Sum, weights: str) -
     between = sum(draft.graph.facts[inner.outputs[0]].nbytes for inner, *_ in members[:-1])
     costs = [cost for *_, cost in members]
     cost = Cost(sum(c.flops for c in costs), sum(c.read for c in costs) - between, after.written)
-    return node, KERNEL, dispatch, cost
+    return Launch(node, KERNEL, dispatch, cost)
 
 
 # -- runs ------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def _runs(draft: Draft) -> list[list[Launch]]:
     """Returns the dispatches of convolutions whose results only the epilogues of a last one read,
     in their order."""
     single = single_launches(draft)
-    possible = {launch[0].outputs[0]: launch for launch in single if _is_window(draft, launch)}
+    possible = {launch.node.outputs[0]: launch for launch in single if _is_window(draft, launch)}
     preserved, used, runs = preserved_roots(draft), set[str](), []
     for result in reversed(possible):
         if result in used:
@@ -137,28 +137,15 @@ def _added(
 
 def _is_window(draft: Draft, launch: Launch) -> bool:
     """Returns True for the dispatch of a convolution of floats that may be a term of a sum."""
-    graph, (node, kernel, dispatch, _) = draft.graph, launch
-    is_own = node.op == "conv" and (dispatch.kernel or kernel).path == conv_window.KERNEL.path
-    if not is_own or node.outputs[0] in draft.options.decided("kernel"):
+    node, defines = launch.node, launch.dispatch.defines
+    if launch.path != str(conv_window.KERNEL.path) or not is_plain_conv(draft, launch):
         return False
-    vectors = VECTOR_TYPE[C4]
-    is_float = dispatch.defines["T1_TYPE"] == dispatch.defines["T2_TYPE"] == vectors
-    is_split = any(draft.lowered.parts[name].count > 1 for name in dispatch.tensors)
-    if not is_float or is_split or dispatch.live:
-        return False
-    # the sum reads it where its last convolution stands
-    if draft.is_overwritten(node.inputs[0]):
-        return False
-    filter, bias = (graph.constant(name) for name in node.inputs[1:])
-    if filter is None or bias is None or weight_blocks(filter) is not None:
-        return False
-    layouts = [draft.layouts.get(n, PLAIN) for n in (node.inputs[0], node.outputs[0])]
-    is_stored = set(layouts) <= {PLAIN, C4}
-    return is_stored and is_possible(_shape(draft, node), layouts[0] == PLAIN)
+    is_float = defines["T1_TYPE"] == defines["T2_TYPE"] == VECTOR_TYPE[C4]
+    return is_float and is_possible(_shape(draft, node), draft.layout(node.inputs[0]) == PLAIN)
 
 
 def _shape(draft: Draft, node: Node) -> ConvShape:
-    return conv_shape(node.attrs, *(draft.graph.facts[name] for name in node.inputs))
+    return conv_shape(node.attrs, *draft.graph.facts_of(node.inputs))
 
 
 # -- terms -----------------------------------------------------------------------------------------
@@ -192,7 +179,7 @@ class _Builder:
         draft = self._draft
         shape, (filter, bias) = _shape(draft, node), self._constants(node)
         source, changed = self._source(node, shape)
-        is_plain = draft.layouts.get(source, PLAIN) == PLAIN
+        is_plain = draft.layout(source) == PLAIN
         inner = None if changed else self._inner(source, shape)
         return Term(shape, source, is_plain, filter, bias, steps, changed, inner)
 
@@ -204,7 +191,7 @@ class _Builder:
             return None
         node = writer[0]
         shape, source = _shape(draft, node), node.inputs[0]
-        is_plain = draft.layouts.get(source, PLAIN) == PLAIN
+        is_plain = draft.layout(source) == PLAIN
         steps = _steps(node, self._number) if is_plain and is_inner(shape, outer) else None
         if steps is None:
             return None
@@ -231,7 +218,7 @@ class _Builder:
         need not be stored."""
         if not is_internal(self._draft, self._preserved, name):
             return None
-        launches = [x for x in self._draft.lowered.dispatches if x[0].outputs[0] == name]
+        launches = [x for x in self._draft.lowered.dispatches if x.node.outputs[0] == name]
         return launches[0] if len(launches) == 1 else None
 
     def _operand(self, node: Node, name: str) -> Operand | None:
@@ -242,7 +229,7 @@ class _Builder:
             return self._results[name]
         if fact.size == 1:
             return self._number(name)
-        layout, is_free = self._draft.layouts.get(name, PLAIN), not self._draft.is_overwritten(name)
+        layout, is_free = self._draft.layout(name), not self._draft.is_overwritten(name)
         if fact == result:
             is_read = is_free and value is None and layout in (PLAIN, C4)
             return Elements(name, layout == PLAIN) if is_read else None
@@ -258,7 +245,7 @@ class _Builder:
         """Returns the map that a convolution's input is computed from by formulas, and these; or
         the input itself."""
         name, draft = node.inputs[0], self._draft
-        fact, layout = draft.graph.facts[name], draft.layouts.get(name, PLAIN)
+        fact, layout = draft.graph.facts[name], draft.layout(name)
         writer = next((n for n in draft.graph.nodes if name in n.outputs), None)
         # lanes beyond the last channel have values of their own
         is_whole = layout == PLAIN or shape.in_channels % 4 == 0
@@ -267,7 +254,7 @@ class _Builder:
         if len(maps) != 1 or not is_whole:
             return name, None
         source = maps.pop()
-        is_alike = draft.layouts.get(source, PLAIN) == layout and not draft.is_overwritten(source)
+        is_alike = draft.layout(source) == layout and not draft.is_overwritten(source)
         formulas = self._formulas(name, source) if is_alike and fact.size > 1 else None
         return (name, None) if formulas is None else (source, formulas)
 
@@ -281,9 +268,9 @@ class _Builder:
         draft, graph, writer = self._draft, self._draft.graph, self._writer(name)
         if writer is None:
             return None
-        node, kernel, dispatch, _ = writer
-        is_own = str((dispatch.kernel or kernel).path) == KERNEL_PATH and is_builtin(*node.ops)
-        is_plain = source or draft.layouts.get(name, PLAIN) == PLAIN
+        node, _, dispatch, _ = writer
+        is_own = writer.path == KERNEL_PATH and is_builtin(*node.ops)
+        is_plain = source or draft.layout(name) == PLAIN
         if not is_own or not is_plain or dispatch.live:
             return None
         if any(graph.facts[n].dtype != "scalar" for n in (*node.reads, name)):

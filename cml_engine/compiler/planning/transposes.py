@@ -26,7 +26,7 @@ def store_transposed(draft: Draft) -> Draft:
         return draft
     launches, moved, fixed = draft.lowered.dispatches, set[str](), preserved_roots(draft)
     for launch in draft.lowered.dispatches:
-        source = draft.root(launch[2].tensors[0]) if _is_transposing(draft, launch) else None
+        source = draft.root(launch.dispatch.tensors[0]) if _is_transposing(draft, launch) else None
         if source is None or source in fixed:
             continue
         if (changed := _without_copy(draft, launches, launch, source)) is not None:
@@ -37,16 +37,15 @@ def store_transposed(draft: Draft) -> Draft:
 
 def _is_transposing(draft: Draft, launch: Launch) -> bool:
     """Returns True if a dispatch copies the right matrix of a product transposed."""
-    node, kernel, dispatch, _ = launch
+    node, dispatch = launch.node, launch.dispatch
     if node.op not in ("matmul", "matmul_heads") or not node.attrs["transposeB"]:
         return False
-    if str((dispatch.kernel or kernel).path) != _COPY:
+    if launch.path != _COPY:
         return False
     matrix, facts = node.inputs[1], draft.graph.facts
-    is_whole = all(draft.lowered.parts[name].count == 1 for name in dispatch.tensors)
     # a reshape between may change the leading axes
     is_same = facts[matrix].shape[-2:] == facts[draft.root(matrix)].shape[-2:]
-    return dispatch.tensors[0] == matrix and is_same and is_whole
+    return dispatch.tensors[0] == matrix and is_same and not draft.is_split(dispatch.tensors)
 
 
 def _without_copy(
@@ -54,27 +53,21 @@ def _without_copy(
 ) -> list[Launch] | None:
     """Returns the dispatches with the one that computes ``source`` storing the result of the copy
     at once; None if that is not possible."""
-    using = [launch for launch in launches if source in map(draft.root, launch[2].tensors)]
+    using = [launch for launch in launches if source in map(draft.root, launch.dispatch.tensors)]
     writers = [launch for launch in using if launch is not copy]
     if len(writers) != 1:
         return None
-    node, kernel, dispatch, cost = writers[0]
-    names = dispatch.defines.keys()
-    if (
-        str((dispatch.kernel or kernel).path) != _PRODUCT
-        or not names >= _DEFINES
-        or names & _OTHERS
-    ):
+    (writer,) = writers
+    dispatch, names = writer.dispatch, writer.dispatch.defines.keys()
+    if writer.path != _PRODUCT or not names >= _DEFINES or names & _OTHERS:
         return None
     first = len(dispatch.tensors) - dispatch.writes
     operands, results = dispatch.tensors[:first], list(dispatch.tensors[first:])
     if source not in results or source in map(draft.root, operands):
         return None
     part = results.index(source)
-    results[part] = copy[2].tensors[1]
+    results[part] = copy.dispatch.tensors[1]
     defines = {**dispatch.defines, "FLIPPED": part}
     stored = replace(dispatch, tensors=(*operands, *results), defines=defines)
-    changed = node, kernel, stored, cost
-    return [
-        changed if launch is writers[0] else launch for launch in launches if launch is not copy
-    ]
+    changed = writer._replace(dispatch=stored)
+    return [changed if launch is writer else launch for launch in launches if launch is not copy]

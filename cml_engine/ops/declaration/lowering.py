@@ -125,11 +125,11 @@ class Lowering:
 
     @property
     def inputs(self) -> list[Fact]:
-        return [self.graph.facts[name] for name in self.node.inputs]
+        return self.graph.facts_of(self.node.inputs)
 
     @property
     def outputs(self) -> list[Fact]:
-        return [self.graph.facts[name] for name in self.node.outputs]
+        return self.graph.facts_of(self.node.outputs)
 
     @property
     def epilogues(self) -> tuple[Epilogue, ...]:

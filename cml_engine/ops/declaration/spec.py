@@ -110,6 +110,10 @@ class Dispatch:
     #: how ``params`` follow from the network's sliders
     live: LiveParams | None = None
 
+    @property
+    def written(self) -> tuple[str, ...]:
+        return self.tensors[len(self.tensors) - self.writes :]
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -490,12 +494,12 @@ NO_TRAITS = Traits()
 
 def transposed_axis(attrs: Attrs, order: Order) -> Attrs:
     """Returns the attributes with ``axis`` renumbered for transposed operands."""
-    return Attrs({**attrs, "axis": order[int(attrs["axis"])]})
+    return attrs.with_(axis=order[int(attrs["axis"])])
 
 
 def transposed_axes(attrs: Attrs, order: Order) -> Attrs:
     """Returns the attributes with all ``axes`` renumbered for transposed operands."""
-    return Attrs({**attrs, "axes": [order[int(axis)] for axis in attrs["axes"]]})
+    return attrs.with_(axes=[order[int(axis)] for axis in attrs["axes"]])
 
 
 def along_axis(attrs: Attrs, whole: Fact, layout: str) -> tuple[int, int]:

@@ -133,7 +133,7 @@ define(
 
 def _shape(attrs: Attrs, x: Fact, filter: Fact) -> ConvShape:
     """Returns the convolution shape of integer tensors, with a border of zeros."""
-    return conv_shape(Attrs({**attrs, "border": "constant"}), x, filter)
+    return conv_shape(attrs.with_(border="constant"), x, filter)
 
 
 def _conv_infer(attrs: Attrs, x: Fact, filter: Fact) -> Fact:

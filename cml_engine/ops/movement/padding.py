@@ -166,7 +166,7 @@ def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping:
     def need(begin: int, end: int) -> OperandRows:
         span, around = under_windows(window, attrs.border, begin, end)
         padding = [around if i == axis else pair for i, pair in enumerate(attrs.padding)]
-        return OperandRows((span,), Attrs({**attrs, "padding": padding}), (begin, end))
+        return OperandRows((span,), attrs.with_(padding=padding), (begin, end))
 
     return RowMapping(axis, need)
 
@@ -182,7 +182,7 @@ _MIXED = [(1, 0), (0, 2), (-1, 3), (4, -2)]
 
 
 def _transposed_padding(attrs: Attrs, order: Order) -> Attrs:
-    return Attrs({**attrs, "padding": [attrs["padding"][axis] for axis in np.argsort(order)]})
+    return attrs.with_(padding=[attrs["padding"][axis] for axis in np.argsort(order)])
 
 
 define(

@@ -91,7 +91,7 @@ def _slice_rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping | 
         return None
     remaining = [i for i, a in enumerate(attrs.axes) if a != axis]
     names = ("axes", "begin", "end", *(["stride"] if attrs.stride else []))
-    other_attrs = Attrs({**attrs, **{name: [attrs[name][i] for i in remaining] for name in names}})
+    other_attrs = attrs.with_(**{name: [attrs[name][i] for i in remaining] for name in names})
 
     def need(begin: int, end: int) -> OperandRows:
         return OperandRows(((first + begin, first + end),), other_attrs, (begin, end))

@@ -235,9 +235,7 @@ def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping | None:
         for first in begins:
             first[axis] = 0
         spans = tuple((first + begin, first + end) for first in firsts)
-        return OperandRows(
-            spans, Attrs({**attrs, "extents": extents, "begins": begins}), (begin, end)
-        )
+        return OperandRows(spans, attrs.with_(extents=extents, begins=begins), (begin, end))
 
     return RowMapping(axis, need)
 

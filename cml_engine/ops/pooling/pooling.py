@@ -77,7 +77,7 @@ def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping:
     def need(begin: int, end: int) -> OperandRows:
         span, around = under_windows(window[axis], attrs["border"], begin, end)
         padding = [around if i == axis else (a.before, a.after) for i, a in enumerate(window)]
-        return OperandRows((span,), Attrs({**attrs, "padding": padding}), (begin, end))
+        return OperandRows((span,), attrs.with_(padding=padding), (begin, end))
 
     return RowMapping(axis, need)
 

@@ -297,7 +297,7 @@ def pad(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     quantized = builder.words(node, node.inputs[0])
     value = round_half_up(exact_fraction(node.attrs["value"]) / quantized.scale)
     value = clamp(value, quantized.range.low, quantized.range.high)
-    return _move_words(builder, node, Attrs({**node.attrs, "value": float(value)}))
+    return _move_words(builder, node, node.attrs.with_(value=float(value)))
 
 
 def resize(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
@@ -364,7 +364,7 @@ def lower_exact(builder: IntegerGraphBuilder, node: Node, spec: OpSpec) -> list[
     """
     operands = _find_operands(builder, node)
     words = [found for found in operands if isinstance(found, QuantizedTensor)]
-    results = [builder.graph.facts[name] for name in node.outputs]
+    results = builder.graph.facts_of(node.outputs)
     if not words or any(fact.dtype != "scalar" for fact in results):
         raise ModelError(f"{node.title}: exact=True is for tensors of numbers", node.source)
     low, high = min(w.range.low for w in words), max(w.range.high for w in words)
@@ -449,7 +449,7 @@ def _bounds(
     Raises :class:`RangeError` unless they are in order and below 2^24 in magnitude.
     """
     assert spec.bounds is not None
-    facts = [builder.graph.facts[name] for name in node.inputs]
+    facts = builder.graph.facts_of(node.inputs)
     arguments = [
         fact if isinstance(operand, str)
         else IntegerFact(fact.dtype, fact.shape, operand.range.low, operand.range.high)

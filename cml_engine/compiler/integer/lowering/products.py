@@ -21,7 +21,7 @@ from cml_engine.compiler.integer.lowering.builder import (
 from cml_engine.compiler.integer.lowering.elementwise import check_resampling
 from cml_engine.compiler.integer.quant_params import ExactSum, SumPass, plan_exact_sum
 from cml_engine.errors import ModelError, RangeError
-from cml_engine.ir.graph import Array, Attrs, AttrValue, Fact, Node
+from cml_engine.ir.graph import Array, AttrValue, Fact, Node
 from cml_engine.ops.common.window import window_of
 from cml_engine.ops.conv.shapes import deconv_shape
 
@@ -140,7 +140,7 @@ def conv(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
 
 
 def deconv(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
-    facts = [builder.graph.facts[name] for name in node.inputs]
+    facts = builder.graph.facts_of(node.inputs)
     shape, extents = deconv_shape(node.attrs, *facts), facts[1].shape
 
     def to_rows(filter: Array) -> Array:
@@ -172,7 +172,7 @@ def _integer_conv(
     name = node.outputs[0]
     filter_ = builder.constant(f"{node.inputs[1]}.words", filter)
     bias_ = builder.constant(f"{name}.sum.bias", np.array(bias).reshape(1, -1), np.int32)
-    attrs = Attrs({**node.attrs, "exact": True, "carrier": "int32"})
+    attrs = node.attrs.with_(exact=True, carrier="int32")
     return replace(node, inputs=(quantized.name, filter_, bias_), attrs=attrs)
 
 

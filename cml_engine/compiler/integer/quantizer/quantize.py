@@ -181,7 +181,7 @@ class QuantizedGraphBuilder(GraphRewriter):
         if node.op in ("conv", "linear"):
             return self._quantize_product(node, lambda w: w, lambda w: w, 0)
         if node.op == "deconv":
-            facts = [self.graph.facts[n] for n in node.inputs]
+            facts = self.graph.facts_of(node.inputs)
             shape = deconv_shape(node.attrs, *facts)
             if shape.groups == 1:
                 return self._quantize_product(node, _swap_axes, _swap_axes, 1)

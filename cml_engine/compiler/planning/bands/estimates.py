@@ -26,7 +26,6 @@ from cml_engine.compiler.planning.memory import (
     rounded_up,
 )
 from cml_engine.ir.graph import Array
-from cml_engine.ir.layout import PLAIN
 from cml_engine.ops.declaration.registry import lookup
 
 #: the number of operations that take as long as one byte of memory traffic
@@ -268,7 +267,7 @@ class RunFacts:
         for node in self.chart.graph.nodes:
             parts = lookup(node.op).traits.parts
             fact = self.chart.graph.facts[node.outputs[0]]
-            layout = self.usage.draft.layouts.get(node.outputs[0], PLAIN)
+            layout = self.usage.draft.layout(node.outputs[0])
             joins = parts is not None and parts.joined
             flags.append(bool(joins and parts and parts.place(node.attrs, fact, layout)))
         return flags

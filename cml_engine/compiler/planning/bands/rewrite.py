@@ -116,8 +116,8 @@ def find_graph_rows(
 
 def _rule(node: Node, graph: Graph, axis: int, kernel: str) -> RowRule | None:
     spec = lookup(node.op)
-    facts = [graph.facts[name] for name in node.inputs]
-    results = [graph.facts[name] for name in node.outputs]
+    facts = graph.facts_of(node.inputs)
+    results = graph.facts_of(node.outputs)
     find = spec.traits.rows or (same_rows if spec.formula is not None else None)
     empty = any(0 in fact.shape for fact in (*facts, *results))
     if (
@@ -305,7 +305,7 @@ class BandRewriter:
     def _add(self, node: Node, original: Node) -> None:
         self.nodes.append(node)
         self.titles[node.title] = original.title
-        names = (*node.reads, *node.outputs)
+        names = node.tensors
         shapes = tuple(self.facts[n].shape if n in self.facts else n for n in names)
         name_pattern = tuple(map(names.index, names))
         self.dispatch_keys[node.title] = original.title, repr(node.attrs), shapes, name_pattern

@@ -213,7 +213,7 @@ def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
 
     It does if every operand with more than one value per channel and position is a feature map.
     """
-    facts_of_node = [facts[n] for n in (*node.reads, *node.outputs)]
+    facts_of_node = [facts[n] for n in node.tensors]
     maps = [f for f in facts_of_node if f.rank > 2 and f.shape[1] != 1]
     is_uniform = all(f.dtype == "scalar" and f.rank == facts_of_node[-1].rank for f in maps)
     return "each" if is_uniform else "none"
