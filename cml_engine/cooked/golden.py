@@ -18,6 +18,7 @@ from cml_engine.cooked.schema import (
     GoldenHead,
     GoldenRow,
     aligned,
+    pad,
     padded,
 )
 from cml_engine.cooked.writer import Sections
@@ -206,14 +207,14 @@ def write_golden(golden: Golden, facts: Mapping[str, Fact], sections: Sections) 
     head = GoldenHead(tensors=len(rows), tolerance=golden.tolerance)
     records, body = bytearray(head.to_bytes()), bytearray()
     for role, name, array in rows:
-        body += bytes(aligned(len(body), _ALIGNMENT) - len(body))
+        offset = start + pad(body, _ALIGNMENT)
         records += GoldenRow(
             name=sections.strings.put(name),
             role=role,
             type=DTYPES.index(facts[name].dtype),
             rank=array.ndim,
             extents=padded(array.shape),
-            offset=start + len(body),
+            offset=offset,
         ).to_bytes()
         data = array.astype(np.uint32) if array.dtype == np.bool_ else array
         body += np.ascontiguousarray(data).tobytes()

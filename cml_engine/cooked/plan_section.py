@@ -33,6 +33,7 @@ from cml_engine.cooked.schema import (
     TensorRow,
     UpdateRow,
     aligned,
+    pad,
     padded,
 )
 from cml_engine.cooked.values import read_constants
@@ -327,8 +328,7 @@ def write_plan(
     }
     body, table_rows = bytearray(), dict[str, Table]()
     for name, (count, table) in tables.items():
-        body += bytes(aligned(len(body), TABLE_ALIGNMENT) - len(body))
-        table_rows[name] = Table(count=count, offset=PlanHead.SIZE + len(body))
+        table_rows[name] = Table(count=count, offset=PlanHead.SIZE + pad(body, TABLE_ALIGNMENT))
         body += table
     head = PlanHead(
         profile=strings.put(profile.name),
@@ -369,8 +369,7 @@ def _parameters(plan: Plan, alignment: int) -> tuple[bytes, list[tuple[int, int]
     for step in plan.steps:
         block = step_params(step)
         if block not in offset_by_block:
-            content += bytes(aligned(len(content), alignment) - len(content))
-            offset_by_block[block] = len(content)
+            offset_by_block[block] = pad(content, alignment)
             content += block
         offsets.append((offset_by_block[block], len(block)))
     return bytes(content), offsets

@@ -377,6 +377,12 @@ def aligned(offset: int, alignment: int) -> int:
     return -(-offset // alignment) * alignment
 
 
+def pad(content: bytearray, alignment: int) -> int:
+    """Appends zeros up to a multiple of ``alignment``; returns the length."""
+    content += bytes(-len(content) % alignment)
+    return len(content)
+
+
 def padded(shape: Sequence[int]) -> tuple[int, ...]:
     """Returns a shape with zeros up to the most dimensions, as records have it."""
     return (*shape, *[0] * (MOST_DIMENSIONS - len(shape)))

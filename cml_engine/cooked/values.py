@@ -20,6 +20,7 @@ from cml_engine.cooked.schema import (
     ConstantRow,
     Dimension,
     aligned,
+    pad,
 )
 from cml_engine.errors import InputError
 from cml_engine.ir.graph import Array, DType
@@ -58,8 +59,7 @@ class Values:
         content = np.ascontiguousarray(bits).tobytes()
         digest = hashlib.sha256(content).digest()
         if digest not in self._offsets:
-            self.content += bytes(aligned(len(self.content), VALUE_ALIGNMENT) - len(self.content))
-            self._offsets[digest] = len(self.content)
+            self._offsets[digest] = pad(self.content, VALUE_ALIGNMENT)
             self.content += content
         return self._offsets[digest], stored, becomes
 

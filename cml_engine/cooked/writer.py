@@ -17,7 +17,6 @@ from cml_engine.cooked.schema import (
     FileHeader,
     SectionRow,
     Text,
-    aligned,
     totals_of,
 )
 from cml_engine.cooked.values import Values
@@ -79,7 +78,7 @@ class Sections:
         table, body = bytearray(), bytearray()
         for tag, number, content in order:
             end = start + len(body)
-            body += bytes(aligned(end, SECTION_ALIGNMENT) - end)
+            body += bytes(-end % SECTION_ALIGNMENT)
             table += SectionRow(
                 tag=tag.encode(),
                 offset=start + len(body),

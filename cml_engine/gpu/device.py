@@ -32,6 +32,7 @@ from cml_engine.gpu.native import (
     limit_instance,
     quicken_start,
     raise_if_lost,
+    reason_of,
     timestamp_period_ns,
     wait,
 )
@@ -413,7 +414,7 @@ class Device:
             raise_if_lost(error)
             raise ShaderCompileError(
                 f"kernel '{path}' compiles, but wgpu does not take it: "
-                f"{_reason(error)}{_hint(error)}"
+                f"{reason_of(error)}{_hint(error)}"
             ) from error
 
     def _layout(self, tensors: int, params_bytes: int) -> wgpu.GPUBindGroupLayout:
@@ -449,11 +450,6 @@ def submitted_pass(device: wgpu.GPUDevice, label: str = "") -> Iterator[wgpu.GPU
 def _hint(error: Exception) -> str:
     """Returns what to write instead, behind a semicolon; "" if the message is not known."""
     return next((f"; {hint}" for words, hint in _HINTS.items() if words in str(error)), "")
-
-
-def _reason(error: Exception) -> str:
-    """Returns the cause from a wgpu error's message, or the whole message if it names no cause."""
-    return str(error).partition("Caused by:")[2].strip() or str(error)
 
 
 def _ms_since(start: float) -> float:

@@ -309,13 +309,17 @@ def device_error(error: Exception) -> DeviceError:
 
     If the device is lost, the message says what to do.
     """
-    reason = str(error).partition("Caused by:")[2].strip() or str(error)
     if _is_lost(error):
         return DeviceError(
             "the GPU's device was lost (destroyed, reset or unplugged): make a new device, and "
             "cml.Gpu, sessions and scheduler with it, and submit again"
         )
-    return DeviceError(f"the GPU refused: {reason}")
+    return DeviceError(f"the GPU refused: {reason_of(error)}")
+
+
+def reason_of(error: Exception) -> str:
+    """Returns the cause from a wgpu error's message, or the whole message if it names no cause."""
+    return str(error).partition("Caused by:")[2].strip() or str(error)
 
 
 def _is_lost(error: Exception) -> bool:

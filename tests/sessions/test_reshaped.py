@@ -205,7 +205,8 @@ def test_memory_budget_counts_shared_weights_once(own, model):
         run(each)
     everything = own.memory.held_bytes
     tenants = [each.program for each in (session, *others)]
-    assert sum(t.resident_bytes for t in tenants) > held(own, "weights") + held(own, "activations")
+    resident = sum(part.nbytes for t in tenants for part in t.resident)
+    assert resident > held(own, "weights") + held(own, "activations")
     own.memory.budget_bytes = own.memory.reserved_bytes
     kept = held(own, "uniform")
     usage = tenants[0].residency.weights.buffer.usage

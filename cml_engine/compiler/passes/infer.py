@@ -4,7 +4,6 @@ constants."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 from typing import TypeGuard
 
 import numpy as np
@@ -157,21 +156,14 @@ def _is_fact(value: object) -> TypeGuard[Fact]:
 
 
 def _check_size(node: Node, fact: Fact) -> None:
+    problem = ""
     if fact.rank > MAX_RANK:
-        raise ShapeError(
-            f"{node.title}: result has rank {fact.rank}, at most {MAX_RANK} is possible; merge "
-            "dimensions before",
-            node.source,
+        problem = f"has rank {fact.rank}, at most {MAX_RANK} is possible; merge dimensions before"
+    elif any(extent < 0 for extent in fact.shape):
+        problem = (
+            f"would have the shape {list(fact.shape)}; the input is too small for these attributes."
         )
-    if any(extent < 0 for extent in fact.shape):
-        raise ShapeError(
-            f"{node.title}: result would have the shape {list(fact.shape)}; the input is too small "
-            "for these attributes.",
-            node.source,
-        )
-    if prod(fact.shape) >= MAX_ELEMENTS:
-        raise ShapeError(
-            f"{node.title}: result {fact} has {prod(fact.shape)} elements, at most "
-            f"{MAX_ELEMENTS - 1} are possible",
-            node.source,
-        )
+    elif fact.size >= MAX_ELEMENTS:
+        problem = f"{fact} has {fact.size} elements, at most {MAX_ELEMENTS - 1} are possible"
+    if problem:
+        raise ShapeError(f"{node.title}: result {problem}", node.source)

@@ -336,11 +336,6 @@ class FrameExecutor:
         """The number of frames whose timings were requested and have not arrived."""
         return self._ring.in_flight
 
-    @property
-    def untimed_frames(self) -> int:
-        """The number of frames that ran without timings because all slots were in use."""
-        return self._ring.dropped
-
     def end_frame(self, frame: int) -> list[Timing]:
         """Ends the frame after its submit and returns the timings of all frames that have arrived.
 

@@ -94,9 +94,7 @@ class Allocation:
 
     def free_with_owner(self, user: object) -> weakref.finalize[..., object]:
         """Frees the range when ``user`` is garbage-collected; returns the finalizer."""
-        finalizer = weakref.finalize(user, self._memory.free_later, self.free)
-        finalizer.atexit = False
-        return finalizer
+        return self._memory.free_with(user, self.free)
 
     def _give_back(self) -> None:
         self._memory.give_back(self, self._range)
@@ -436,6 +434,12 @@ class Allocator:
         """
         self._frees.append(free)
 
+    def free_with(self, owner: object, free: Callable[[], None]) -> weakref.finalize[..., object]:
+        """Queues ``free`` when ``owner`` is garbage-collected; returns the finalizer."""
+        finalizer = weakref.finalize(owner, self.free_later, free)
+        finalizer.atexit = False
+        return finalizer
+
     def free_deferred(self) -> None:
         """Runs the deferred frees, unless a frame is being encoded.
 
@@ -578,8 +582,7 @@ class Allocator:
             self._ledger.add(owner, category, nbytes)
             self._texture_bytes += nbytes
         forget = partial(self._texture_gone, owner, category, nbytes)
-        finalizer = weakref.finalize(texture, self.free_later, forget)
-        finalizer.atexit = False
+        finalizer = self.free_with(texture, forget)
         weak = weakref.ref(texture)  # the texture refers to the function below: avoid a cycle
 
         def destroy() -> None:

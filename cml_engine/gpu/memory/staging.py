@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-
 import wgpu
 
 from cml_engine.gpu.memory.allocator import Allocation, Allocator
@@ -38,8 +36,7 @@ class Staging:
         self._mapped = _MappedMemory(
             memory.allocate(nbytes, _USAGE, owner=owner, category="staging")
         )
-        self._finalizer = weakref.finalize(self, memory.free_later, self._mapped.give_back)
-        self._finalizer.atexit = False
+        self._finalizer = memory.free_with(self, self._mapped.give_back)
 
     @property
     def memory(self) -> Allocation:

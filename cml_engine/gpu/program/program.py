@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -94,7 +93,7 @@ class GpuProgram:
         self._lacking = ""
         self.last_used = gpu.memory.tick()
         gpu.memory.add_tenant(self)
-        weakref.finalize(self, gpu.memory.free_later, self.residency.release).atexit = False
+        gpu.memory.free_with(self, self.residency.release)
         self._step_costs = plan.step_costs()
         #: the job that last updated the variables, if any
         self._updated_by: JobRun | None = None
@@ -137,11 +136,6 @@ class GpuProgram:
     def resident(self) -> list[Arena]:
         """The allocations of arena and weights that are on the device now."""
         return self.residency.resident
-
-    @property
-    def resident_bytes(self) -> int:
-        """The bytes of :attr:`resident`, including all of the shared memory."""
-        return sum(part.nbytes for part in self.resident)
 
     def evict(self, *, wait: bool = True) -> None:
         """Frees arena and weights now.

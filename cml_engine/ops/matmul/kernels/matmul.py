@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -334,9 +334,14 @@ def _linear(op: Lowering) -> MatrixProduct:
 def _matrix(op: Lowering, index: int, batch: tuple[int, ...], k_last: bool) -> Matrix:
     shape = op.inputs[index].shape
     *leading, row, column = contiguous_strides(shape)
-    steps = tuple(0 if e == 1 else s for e, s in zip(shape[: len(batch)], leading, strict=True))
+    steps = _batch_steps(shape[: len(batch)], leading)
     outer, inner = (row, column) if k_last else (column, row)
     return Matrix(op.in_names[index], outer, inner, steps, k_last)
+
+
+def _batch_steps(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """Returns the strides of a batch's axes, 0 where one matrix serves all."""
+    return tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True))
 
 
 def _lower(product: MatrixProduct) -> Iterator[Dispatch]:
@@ -440,7 +445,7 @@ def _columns_last(p: MatrixProduct) -> tuple[MatrixProduct, list[Dispatch]]:
     shape = op.fact(p.b.name).shape[: len(p.batch)]
     width = -(-p.columns // 4) * 4
     leading = [prod(shape[i + 1 :]) * p.inner * width for i in range(len(shape))]
-    steps = tuple(0 if e == 1 else s for e, s in zip(shape, leading, strict=True))
+    steps = _batch_steps(shape, leading)
     if value is not None:
         p = _pack(p, "columns", value, k_last=False, width=width)
         return replace(p, b=Matrix(p.b.name, 1, width, steps)), []
@@ -466,7 +471,7 @@ def _in_tiles(p: MatrixProduct, tile: MatmulTile) -> MatrixProduct:
     )
     of_tile = p.inner * lanes
     leading = contiguous_strides((*shape, tiles * of_tile))[: len(shape)]
-    steps = tuple(0 if e == 1 else s for e, s in zip(shape, leading, strict=True))
+    steps = _batch_steps(shape, leading)
     return replace(p, b=Matrix(name, of_tile, 4 * lanes, steps))
 
 
