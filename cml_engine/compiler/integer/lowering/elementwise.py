@@ -209,9 +209,8 @@ def absolute(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     return [replace(quantized, name=name, range=Range(0, quantized.range.magnitude))]
 
 
-def common_scale(node: Node, tensors: Sequence[QuantizedTensor]) -> Fraction:
-    """Returns the scale that all of ``tensors`` have; raises :class:`ModelError` if their scales
-    differ."""
+def _check_scales(node: Node, tensors: Sequence[QuantizedTensor]) -> None:
+    """Raises :class:`ModelError` if the scales of the tensors differ."""
     for tensor in tensors[1:]:
         if tensor.scale != tensors[0].scale:
             raise ModelError(
@@ -220,7 +219,6 @@ def common_scale(node: Node, tensors: Sequence[QuantizedTensor]) -> Fraction:
                 "makes it so)",
                 node.source,
             )
-    return tensors[0].scale
 
 
 # -- data movement --------------------------------------------------------------------------------
@@ -336,19 +334,23 @@ def _move_words(builder: IntegerGraphBuilder, node: Node, attrs: Attrs) -> list[
             raise ModelError(
                 f"{node.title}: '{name}' is computed, and no tensor of words", node.source
             )
-    scale = common_scale(node, operands)
-    result = QuantizedTensor(
-        "",
-        scale,
-        max(w.bits for w in operands),
-        any(w.signed for w in operands),
-        Range(min(w.range.low for w in operands), max(w.range.high for w in operands)),
-    )
+    _check_scales(node, operands)
+    result = _common_words(operands)
     if node.op == "max_pool":  # its results may be zeros of the border
         result = replace(result, range=Range(min(result.range.low, 0), max(result.range.high, 0)))
     names = tuple(builder.result_name(node, i) for i in range(len(node.outputs)))
     builder.nodes.append(replace(node, inputs=tuple(inputs), outputs=names, attrs=attrs))
     return [replace(result, name=name) for name in names]
+
+
+def _common_words(operands: Sequence[QuantizedTensor]) -> QuantizedTensor:
+    """Returns the first operand with bits and a range that hold the words of all."""
+    return replace(
+        operands[0],
+        bits=max(w.bits for w in operands),
+        signed=any(w.signed for w in operands),
+        range=Range(min(w.range.low for w in operands), max(w.range.high for w in operands)),
+    )
 
 
 # -- custom operators -----------------------------------------------------------------------------
@@ -367,21 +369,14 @@ def lower_exact(builder: IntegerGraphBuilder, node: Node, spec: OpSpec) -> list[
     results = builder.graph.facts_of(node.outputs)
     if not words or any(fact.dtype != "scalar" for fact in results):
         raise ModelError(f"{node.title}: exact=True is for tensors of numbers", node.source)
-    low, high = min(w.range.low for w in words), max(w.range.high for w in words)
-    if spec.bounds is not None:
-        low, high = _bounds(builder, node, spec, operands)
     inputs = tuple(found if isinstance(found, str) else found.name for found in operands)
-    found = Range(low, high)
     if spec.bounds is None:
+        result = _common_words(words)
+        found = result.range
         names = tuple(builder.result_name(node, i) for i in range(len(node.outputs)))
-        result_type = replace(
-            words[0],
-            bits=max(w.bits for w in words),
-            signed=any(w.signed for w in words),
-            range=found,
-        )
-        values: list[Value] = [replace(result_type, name=name) for name in names]
+        values: list[Value] = [replace(result, name=name) for name in names]
     else:
+        found = _bounds(builder, node, spec, operands)
         names = tuple(builder.unused_name(f"{name}.sum") for name in node.outputs)
         values = [
             PendingSum(
@@ -411,8 +406,7 @@ def _find_operands(builder: IntegerGraphBuilder, node: Node) -> list[QuantizedTe
         for name in node.inputs
         if facts[name].dtype == "scalar" and not builder.is_constant(name)
     ]
-    if computed:
-        common_scale(node, computed)
+    _check_scales(node, computed)
     operands: list[QuantizedTensor | str] = []
     for name in node.inputs:
         if facts[name].dtype != "scalar":
@@ -442,7 +436,7 @@ def _convert_constant(
 
 def _bounds(
     builder: IntegerGraphBuilder, node: Node, spec: OpSpec, operands: list[QuantizedTensor | str]
-) -> tuple[int, int]:
+) -> Range:
     """Returns the least and the largest result that the operator's ``bounds()`` declares for these
     operands.
 
@@ -463,4 +457,4 @@ def _bounds(
             f"wanted whole numbers below 2^24 = {FLOAT_BOUND:,}: quantize its input with 8 bits",
             node.source,
         )
-    return low, high
+    return Range(low, high)
