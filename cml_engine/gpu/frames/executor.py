@@ -134,8 +134,6 @@ def _promised_fact(gpu: Device, name: str, value: _Promised) -> Fact | None:
 _network_of = attrgetter("network")
 #: the most groups of slices per frame that are timed separately
 MAX_GROUPS = 12
-#: frames whose runs are remembered until their receipts arrive
-_REMEMBERED = 64
 
 
 @dataclass(slots=True)
@@ -184,7 +182,7 @@ class FrameExecutor:
         self._unmeasured: set[int] = set()
         #: True if the current frame leaves a receipt, and the frame in which that was decided
         self._has_receipt, self._receipt_frame = False, -1
-        #: the runs that each of the latest frames worked on
+        #: the runs that each frame worked on, until it is known that the frame ran
         self._frames: dict[int, set[JobRun]] = {}
         self._losses = gpu.runs.losses
         self._ring = TimestampRing(gpu, "frame scheduler", MAX_GROUPS, chained=True)
@@ -348,9 +346,8 @@ class FrameExecutor:
         self._beginning.clear()
         self._free_ended()
         self.gpu.memory.close_frame(self)
-        self._frames[frame], self._worked = self._worked, set()
-        while len(self._frames) > _REMEMBERED:
-            del self._frames[next(iter(self._frames))]
+        if self._worked:
+            self._frames[frame], self._worked = self._worked, set()
         oldest_frame = self._ring.oldest
         try:
             self._start_mappings(frame)
@@ -361,6 +358,7 @@ class FrameExecutor:
                 self.gpu.runs.mark_wrong(self._frames.pop(number), str(error))
             return []
         self._mark_unsubmitted(self._ring.take_unsubmitted())
+        self._forget_settled_frames()
         self._readbacks.collect(self._ring.oldest)  # data of a frame that never ran is garbage
         for job in self._jobs.values():
             if job.on_cpu is not None:
@@ -389,6 +387,16 @@ class FrameExecutor:
             )
             self.gpu.runs.mark_wrong(self._frames.pop(frame, ()), reason)
         self._readbacks.abandon(frames)
+
+    def _forget_settled_frames(self) -> None:
+        """Forgets the runs of the frames that are known to have run.
+
+        A count of frames must not decide: a slow device's receipts may arrive hundreds of frames
+        later, while the host's loop runs on.
+        """
+        oldest_frame = self._ring.oldest
+        for frame in [frame for frame in self._frames if frame < oldest_frame]:
+            del self._frames[frame]
 
     @device_errors()
     def _start_mappings(self, frame: int) -> None:

@@ -311,3 +311,20 @@ def test_whichever_frame_is_dropped_no_number_is_wrong(gpu, script, kind, receip
     assert any("Session.reset()" in error for error in errors) == recurrent
     allowed = ("never submitted", "' failed", "did not begin. Give it", "Give it again")
     assert all(any(reason in error for reason in allowed) for error in errors), errors
+
+
+def test_a_frame_is_noticed_to_be_lost_however_late_its_receipt_is(gpu, monkeypatch):
+    """A loop that does not wait for a slow device runs hundreds of frames until receipts arrive."""
+    trial = Trial(gpu, drop=-1, timed=True)
+    network = Network(trial, recurrent=False, retain=False, on_cpu=False)
+    job = trial.submit(network, x=1, z=2)
+    ring = trial.schedulers[0].executor._ring  # type: ignore[attr-defined]
+    with monkeypatch.context() as slow:
+        slow.setattr(ring, "start_mapping", lambda frame: False)
+        trial.frame()
+        assert job.started_ms is not None
+        trial.drop = trial.count
+        for _ in range(300):
+            trial.frame()
+    trial.settle()
+    assert job.state == "failed" and "never submitted" in job.error
