@@ -354,6 +354,12 @@ def test_copies_are_timed_and_charged_to_the_next_frame(timed_gpu, host):
         reports = [host.frame() for _ in range(3)]
         assert reports[0].copied_ms > 0 == reports[-1].copied_ms
     model = host.scheduler.lifecycle.copy_costs._model
-    (curve,) = model._curves.values()
+
+    def samples():
+        """Returns the number of copies whose times have arrived; a slow device's arrive late."""
+        curves = model._curves.values()
+        return sum(size.samples for curve in curves for size in curve.sizes.values())
+
     # measured, and not only guessed
-    host.until(lambda: sum(size.samples for size in curve.sizes.values()) >= 2)
+    host.until(lambda: samples() >= 2)
+    assert len(model._curves) == 1
