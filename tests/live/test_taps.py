@@ -111,7 +111,7 @@ def test_jobs_have_retained_tensors_of_their_own_run(gpu, host):
     close(session.tensor("c0").read(), expected["c0"])
     assert_array_equal(session.tensor("x").read(), inputs(2)["x"])
     assert_array_equal(session.tensor("y").read(), array)
-    with pytest.raises(cml.InputError, match="no output 'c1': there is y, c0, x"):
+    with pytest.raises(cml.InputError, match="has no output 'c1'; it has y, c0, x"):
         one.tensor("c1")
 
 
