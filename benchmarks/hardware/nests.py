@@ -46,8 +46,8 @@ def _plain(p: Values, _: Values) -> Nest:
 def _window(p: Values, d: Values) -> Nest:
     # the first turn stands before the loop; a wave skips the parts of others
     parts = int(d["PARTS"])
-    turns = -(-p["band"] // int(d["BLOCKS"]) // parts) - 1
-    return Nest([turns] if parts == 1 else [1, turns])
+    turns = [-(-p["band"] // int(d["BLOCKS"]) // parts) - 1] if int(d["LOOP"]) else []
+    return Nest(turns if parts == 1 else [1, *turns])
 
 
 def _sum(p: Values, d: Values) -> Nest:

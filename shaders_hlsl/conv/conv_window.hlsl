@@ -2,7 +2,7 @@
 // other, per thread.
 //
 // A turn of the loop multiplies all inputs under a thread's windows in BLOCKS blocks, while those of the
-// next turn are loaded. Positions share inputs.
+// next turn are loaded if there are any (LOOP). Positions share inputs.
 // PARTS: that many waves of LANES threads each add a part of the blocks, and the first adds their sums.
 // T0 input (blocks of four channels, or PLAIN), T1 filter [row block][band][tap][4 in][ROWS], or with
 // DOT4 [row block][band][tap][ROWS] words of four bytes, T2 bias,
@@ -133,7 +133,9 @@ void add_turn(uint w, uint next) {
     {CML_UNROLL(int, i, BLOCKS * CELLS) {
         held[i] = with_border(cells[i], i % CELLS / TAPS_X, i % TAPS_X);
     }}
+#if LOOP
     load_cells(next);
+#endif
     {CML_UNROLL(int, tap, BLOCKS * TAPS_Y * TAPS_X) {
         CML_BLOCK x[COLUMNS];
         int block = tap / (TAPS_Y * TAPS_X);
@@ -154,9 +156,11 @@ void add_blocks(uint weight, uint begin, uint end) {
     load_cells(begin);
     // the first turn is outside of the loop, so that compilers find the buffers before it
     add_turn(weight + begin * WINDOW_VECTORS, min(begin + BLOCKS, final));
+#if LOOP
     for (uint block = begin + BLOCKS; block < end; block += BLOCKS) {
         add_turn(weight + block * WINDOW_VECTORS, min(block + BLOCKS, final));
     }
+#endif
 }
 
 #if PARTS > 1
@@ -196,7 +200,7 @@ CML_MAIN
     uint weight = row_block * band * WINDOW_VECTORS;
 #if PARTS > 1
     // a wave skips the turns of others; their counter is no lane's, so filters are loaded as scalars
-    for (uint wave = 0; wave < PARTS; wave++) {
+    [loop] for (uint wave = 0; wave < PARTS; wave++) {
         if (lane / LANES == wave) {
             add_blocks(weight, first_of_part(wave), first_of_part(wave + 1));
         }

@@ -13,6 +13,7 @@ from cml_engine.errors import DeviceError, InternalError
 from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.ir.graph import Array
 from cml_engine.ir.layout import stored_bytes
+from cml_engine.ir.limits import Limits
 from cml_engine.ir.reuse import sources_of
 from cml_engine.ops.declaration.split_bindings import SplitBinding
 
@@ -154,7 +155,7 @@ def _step_of(index: int, draft: Draft) -> Step:
         path=kernel.path,
         params_layout=kernel.params,
         params=dispatch.params,
-        defines=defines_of(kernel, dispatch),
+        defines=defines_of(kernel, dispatch) | _rows(dispatch.groups, draft.limits),
         bindings=tuple(part for binding in bindings for part in binding),
         writes=sum(map(len, bindings[len(bindings) - dispatch.writes :])),
         groups=dispatch.groups,
@@ -167,6 +168,12 @@ def _step_of(index: int, draft: Draft) -> Step:
         variant=dispatch.variant,
         live=dispatch.live,
     )
+
+
+def _rows(groups: int, limits: Limits) -> Mapping[str, int]:
+    """Returns the define of a kernel whose workgroups may not fit one row of a dispatch."""
+    width = min(limits.max_groups_per_dimension, Limits().max_groups_per_dimension)
+    return {"MANY_GROUPS": 1} if groups > width else {}
 
 
 def _cpu_step(index: int, draft: Draft) -> Step:

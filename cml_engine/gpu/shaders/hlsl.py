@@ -116,13 +116,20 @@ _OP_LABEL, _OP_LOOP_MERGE, _OP_SWITCH = 248, 246, 251
 _SHUFFLE = "subgroupShuffle("
 
 _PRELUDE = """\
-// The workgroups of this launch: [cml_first, cml_end) of the dispatch, in rows of cml_stride.
+// The workgroups of this launch: [cml_first, cml_end) of the dispatch. If they need not fit one row
+// (MANY_GROUPS), they are in rows of cml_stride, and the last row has some that are beyond the end.
 [[vk::binding(0)]] cbuffer CmlSlice { uint cml_first; uint cml_end; uint cml_stride; };
+#ifdef MANY_GROUPS
 #define CML_GROUP(gid) (cml_first + (gid).x + (gid).y * cml_stride)
+#define CML_EXISTS(group) ((group) < cml_end)
+#else
+#define CML_GROUP(gid) (cml_first + (gid).x)
+#define CML_EXISTS(group) true
+#endif
 // The head of a kernel, and what its body begins with: the workgroup's number, or the thread's
 #define CML_MAIN [numthreads(GROUP, 1, 1)] \\
     void main(uint3 gid : SV_GroupID, uint lane : SV_GroupIndex)
-#define CML_EACH_GROUP(number) uint number = CML_GROUP(gid); if (number >= cml_end) { return; }
+#define CML_EACH_GROUP(number) uint number = CML_GROUP(gid); if (!CML_EXISTS(number)) { return; }
 #define CML_EACH_THREAD(number, count) CML_EACH_GROUP(group) \\
     uint number = group * GROUP + lane; if (number >= count) { return; }
 #define CML_UNROLL(type, i, count) [ForceUnroll] for (type i = 0; i < count; i++)

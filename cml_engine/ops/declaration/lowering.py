@@ -632,7 +632,7 @@ def _main(entry: Entry, group: Sequence[int]) -> list[str]:
         "[numthreads(GROUP, 1, 1)]",
         "void main(uint3 cml_gid : SV_GroupID, uint cml_lane : SV_GroupIndex) {",
         "    uint cml_group = CML_GROUP(cml_gid);",
-        "    if (cml_group >= cml_end) { return; }",
+        "    if (!CML_EXISTS(cml_group)) { return; }",
         f"    uint{dims if dims > 1 else ''} cml_thread = {thread};",
         f"    {call}",
         "}",

@@ -213,6 +213,7 @@ def lower_window(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
         "DILATION_X": x.dilation,
         "BLOCKS": _blocks(conv, tile),
         "PARTS": tile.parts,
+        "LOOP": int(_turns(conv, tile) > tile.parts),
         "LANES": tile.group,
         "INSIDE": int(inside),
         "PLAIN": int(_is_plain(conv)),
