@@ -93,7 +93,8 @@ def _steps() -> Iterator[tuple[str, Step]]:
         for option in choice.options:
             if option.endswith(_GROUPS) and option.startswith(variants):
                 for step in plan(VariantTable.forcing(choice.key, option)).steps:
-                    if step.title == choice.node and str(step.path) in _PATHS:
+                    is_kernel = step.title == choice.node and str(step.path) in _PATHS
+                    if is_kernel and not ("once" in prefix and step.defines["LOOP"]):
                         yield prefix, step
 
 
@@ -138,9 +139,13 @@ def _networks() -> Iterator[tuple[str, tuple[str, ...], str, Graph]]:
         return rng.standard_normal(shape).astype(np.float32)
 
     c = _CHANNELS
+    inside = {"padding": [(0, 0), (0, 0)]}
     layers: list[tuple[str, tuple[str, ...], str, tuple[int, ...], dict[str, Any]]] = [
         ("", ("tile", "winograd"), "conv", (c, c, 3, 3), {}),
         ("3x3 ", ("window",), "conv", (c, c, 3, 3), {}),
+        ("3x3 inside ", ("window",), "conv", (c, c, 3, 3), inside),
+        # waves that have one of the blocks each
+        *(("3x3 inside once ", ("window",), "conv", (c, 4 * n, 3, 3), inside) for n in range(1, 5)),
         *((f"1x1x{n} ", ("window",), "conv", (m, m, 1, 1), {}) for n, m in _POINTWISE),
         ("depthwise ", ("tile",), "conv", (c, 1, 3, 3), {"groups": 0, "stride": [2, 2]}),
         ("", ("depthwise",), "conv", (c, 1, 3, 3), {"groups": 0}),
@@ -158,11 +163,12 @@ def _networks() -> Iterator[tuple[str, tuple[str, ...], str, Graph]]:
     ]
     for prefix, variants, op, shape, attrs in layers:
         c, size = shape[0], "x".join(map(str, shape[2:]))
+        inputs = c if "groups" in attrs else shape[1]
         # layers of one tap in a row would be one dispatch
         taps = (3, 3) if size == "1x1" else (1, 1)
         builder = cml.GraphBuilder("layers")
         x: Any = builder.input("x", [1, c, 64, 64])
-        x = builder.conv(x, weights(c, c, *taps))
+        x = builder.conv(x, weights(inputs, c, *taps))
         x = getattr(builder, op)(x, weights(*shape), weights(1, c), **attrs)
         graph = builder.graph(y=builder.conv(x, weights(c, c, *taps)))
         if variants[0].startswith("dot4"):

@@ -3,7 +3,8 @@
 //
 // TERMS convolutions are the terms. A turn of term n multiplies BLOCKSn blocks of input channels under
 // the window, each of DEPTHn channels, while it loads those of the next turn if it has LOOPn. SPLITn
-// waves of the PARTS share its turns, and the first of them adds their sums.
+// waves of the PARTS share its turns. Its products are added to SUMSn, which may be those of another
+// term; SUMMEDn waves have a part of its own sums, and the first of them adds the parts.
 // T0 filters and what has a value for each channel, in vectors of four: of term n from filter_at(n) on
 // [row block][turn][block][tap][DEPTHn][ROWS]. INPUTn is its input, which LOADn reads, and CHANGEDn
 // changes before it is multiplied.
@@ -48,7 +49,7 @@ FUNCTIONS
     static float sums##n[ROWS]; \
     static float4 cells##n[CELLS(n)]; \
     static uint first##n; \
-    groupshared float shared##n[SPLIT##n - 1 + 1 / SPLIT##n][ROWS][LANES]; \
+    groupshared float shared##n[SUMMED##n - 1 + 1 / SUMMED##n][ROWS][LANES]; \
     \
     void load##n(uint turn) { \
         {CML_UNROLL(int, i, CELLS(n)) { \
@@ -69,7 +70,7 @@ FUNCTIONS
                 float4 f = T0[w + k * VECTORS + o]; \
                 {CML_UNROLL(int, row, 4) { \
                     int to = 4 * o + row; \
-                    sums##n[to] = mad(f[row], held[k / DEPTH##n][k % DEPTH##n], sums##n[to]); \
+                    SUMS##n[to] = mad(f[row], held[k / DEPTH##n][k % DEPTH##n], SUMS##n[to]); \
                 }} \
             }} \
         }} \
@@ -110,18 +111,18 @@ EACH(TERM)
         add##n(row_block, turn_of##n(wave), turn_of##n(wave + 1)); \
     }
 #define SHARE(n) \
-    if (SPLIT##n > 1 && lane / LANES < SPLIT##n) { \
+    if (SUMMED##n > 1 && lane / LANES < SUMMED##n) { \
         {CML_UNROLL(int, i, ROWS) { \
             shared##n[lane / LANES - 1][i][lane % LANES] = sums##n[i]; \
         }} \
     }
 #define COMBINE(n) \
-    {CML_UNROLL(int, p, SPLIT##n - 1) { \
+    {CML_UNROLL(int, p, SUMMED##n - 1) { \
         {CML_UNROLL(int, i, ROWS) { sums##n[i] += shared##n[p][i][lane]; }} \
     }}
 
 #define RESULT(n) \
-    (float4(sums##n[4 * o], sums##n[4 * o + 1], sums##n[4 * o + 2], sums##n[4 * o + 3]) \
+    (float4(SUMS##n[4 * o], SUMS##n[4 * o + 1], SUMS##n[4 * o + 2], SUMS##n[4 * o + 3]) \
      + T0[bias_at(n) + block])
 
 // a block of an operand of the result's shape, plain or in blocks

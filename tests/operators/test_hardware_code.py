@@ -121,14 +121,15 @@ def test_the_table_has_every_tile_that_the_rules_compare():
         for r, c in sizes
     ]
     stages = [f"{n}winograd {r}x{c} by 64" for n in ("", "half ") for r, c in winograd._TILES]
+    inside = ["3x3 inside", "3x3 inside once"]
     windows = [
         f"{kind} {numbers}window {ConvTile(r, c, 64, parts)}"
-        for numbers, blocks, sizes in (
-            ("", conv_window._BLOCKS, conv_window._TILES),
-            ("half ", conv_window._BLOCKS, conv_window._TILES),
-            ("dot4 ", conv_window._BYTE_BLOCKS, conv_window._BYTE_TILES),
+        for numbers, kinds, blocks, sizes in (
+            ("", inside, conv_window._BLOCKS, conv_window._TILES),
+            ("half ", [], conv_window._BLOCKS, conv_window._TILES),
+            ("dot4 ", [], conv_window._BYTE_BLOCKS, conv_window._BYTE_TILES),
         )
-        for kind in ("3x3", *(f"1x1x{n}" for n in blocks))
+        for kind in ("3x3", *kinds, *(f"1x1x{n}" for n in blocks))
         for r, c in sizes
         for parts in conv_window.PARTS
         if (parts - 1) * r * c <= conv_window.MOST_SHARED

@@ -15,6 +15,7 @@ from cml_engine.ir.graph import Array
 from cml_engine.ir.layout import stored_bytes
 from cml_engine.ir.limits import Limits
 from cml_engine.ir.reuse import sources_of
+from cml_engine.ops.declaration.spec import Defines
 from cml_engine.ops.declaration.split_bindings import SplitBinding
 
 # -- weights --------------------------------------------------------------------------------------
@@ -170,7 +171,7 @@ def _step_of(index: int, draft: Draft) -> Step:
     )
 
 
-def _rows(groups: int, limits: Limits) -> Mapping[str, int]:
+def _rows(groups: int, limits: Limits) -> Defines:
     """Returns the define of a kernel whose workgroups may not fit one row of a dispatch."""
     width = min(limits.max_groups_per_dimension, Limits().max_groups_per_dimension)
     return {"MANY_GROUPS": 1} if groups > width else {}

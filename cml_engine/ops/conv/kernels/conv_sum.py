@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from math import inf, prod
 
 import numpy as np
@@ -86,8 +87,9 @@ class Formulas:
 
 #: an operand of an epilogue; an array and formulas have a value for each channel
 Operand = float | Array | Result | Single | Channels | Elements | Formulas
-#: epilogues with their operands beside the result so far
-Steps = Sequence[tuple[Epilogue, Sequence[Operand]]]
+#: an epilogue with its operands beside the result so far
+Step = tuple[Epilogue, Sequence[Operand]]
+Steps = Sequence[Step]
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,49 @@ def is_inner(shape: ConvShape, outer: ConvShape) -> bool:
     return is_one_turn and is_whole and is_possible(shape, True)
 
 
+def shared_sums(terms: Sequence[Term]) -> list[int]:
+    """Returns for each term the first of those that are added in the same registers.
+
+    A term shares those of another if it adds its result before all else, which nothing else reads
+    and which is itself a sum.
+    """
+    reads = [o.term for term in terms for o in term.operands if isinstance(o, Result)]
+    first = list(range(len(terms)))
+    for n, term in enumerate(terms):
+        for step in takewhile(_is_sum, term.steps):
+            added = _added(step)
+            if added is None or reads.count(added) > 1:
+                continue
+            if all(map(_is_sum, terms[added].steps)):
+                least, merged = min(first[n], first[added]), {first[n], first[added]}
+                first = [least if k in merged else k for k in first]
+    return first
+
+
+def _is_sum(step: Step) -> bool:
+    """Returns True for an epilogue that adds an operand."""
+    epilogue, operands = step
+    return epilogue.op == "add" and not epilogue.own and len(operands) == 1
+
+
+def _added(step: Step) -> int | None:
+    """Returns the term whose result an epilogue adds."""
+    operand = step[1][0] if _is_sum(step) else None
+    return operand.term if isinstance(operand, Result) else None
+
+
+def _shared_splits(terms: Sequence[Term], parts: int) -> list[int]:
+    """Returns how many waves have a part of each term's sums; 1 for a term that shares those of
+    another."""
+    first = shared_sums(terms)
+    return [
+        max(term.split(parts) for term, k in zip(terms, first, strict=True) if k == n)
+        if k == n
+        else 1
+        for n, k in enumerate(first)
+    ]
+
+
 def default_tile(terms: Sequence[Term]) -> ConvTile | None:
     """Returns the tile with the least modelled time; None if none fits."""
     return min(_fitting_tiles(terms), key=lambda tile: seconds(terms, tile), default=None)
@@ -200,7 +245,7 @@ def _fitting_tiles(terms: Sequence[Term]) -> Iterator[ConvTile]:
         if products > limits.window_products or rows >= 2 * max(terms[0].shape.out_channels, 4):
             continue
         for parts in PARTS:
-            shared = sum((term.split(parts) - 1) * rows for term in terms)
+            shared = sum((split - 1) * rows for split in _shared_splits(terms, parts))
             if shared <= MOST_SHARED and parts <= max(term.turns for term in terms):
                 yield ConvTile(rows, 1, GROUP, parts)
 
@@ -212,7 +257,8 @@ def seconds(terms: Sequence[Term], tile: ConvTile) -> float:
     outside = (0.0, 0.0)
     for term in terms:
         kind, scale = row_of_table(term.shape.taps, term.blocks_of_turn)
-        cycles = hardware_table().kernels.get(f"{kind} window {once}")
+        kernels = hardware_table().kernels
+        cycles = kernels.get(f"{kind} inside window {once}", kernels.get(f"{kind} window {once}"))
         if cycles is None:  # the table is being written
             return inf
         count = -(-term.turns // term.split(tile.parts)) * scale * term.depth / 4
@@ -270,7 +316,8 @@ class Sum:
         self._values: list[float] = []
         self._functions: list[str] = []
         self._filters = [self._constant(term.packed(tile.rows)) for term in terms]
-        self._biases = [self._by_row(term.bias) for term in terms]
+        self._first = shared_sums(terms)
+        self._biases = [self._by_row(self._bias(n)) for n in range(len(terms))]
         self._loads = [self._load(n, term) for n, term in enumerate(terms)]
         self._statements = [text for n, term in enumerate(terms) for text in self._finish(n, term)]
 
@@ -356,6 +403,8 @@ class Sum:
             "LOAD": f"INNER{n}" if term.inner else load,
             "CHANGED": self._loads[n],
             "SPLIT": split,
+            "SUMS": f"sums{self._first[n]}",
+            "SUMMED": _shared_splits(self.terms, self.tile.parts)[n],
             "LOOP": int(-(-term.turns // split) > 1),
         }
 
@@ -374,6 +423,16 @@ class Sum:
     def _number(self, value: float) -> str:
         self._values.append(value)
         return f"attr({len(self._values) - 1})"
+
+    def _sharing(self, n: int) -> list[Term]:
+        """Returns the terms up to ``n`` that are in its sums."""
+        found = zip(self.terms[: n + 1], self._first, strict=False)
+        return [term for term, first in found if first == self._first[n]]
+
+    def _bias(self, n: int) -> Array:
+        """Returns the biases of what is in the sums of a term."""
+        first, *others = (term.bias.reshape(-1) for term in self._sharing(n))
+        return sum(others, first)
 
     # -- formulas
 
@@ -400,7 +459,7 @@ class Sum:
             value = f"{slot}[at + {row} * x_width({n}) + {column}]"
             place = f"{filter} + block * {term.shape.taps} + {tap}"
             lines.append(f"v = mad(T0[{place}], float4({value}), v);")
-        lines += [f"v += T0[{bias} + block];", *self._steps("v", term), "return v;"]
+        lines += [f"v += T0[{bias} + block];", *self._steps("v", term.steps), "return v;"]
         return f"float4 inner{n}(uint at, uint block) {{ {' '.join(lines)} }}"
 
     def _function(self, formulas: Formulas) -> str:
@@ -424,13 +483,19 @@ class Sum:
         return name
 
     def _finish(self, n: int, term: Term) -> Iterator[str]:
-        """Yields HLSL that computes the result of a term from its sums."""
+        """Yields HLSL that computes the result of a term from its sums, if it is the last that is
+        added to them."""
+        if self._first[n] in self._first[n + 1 :]:
+            return
         yield f"float4 r{n} = RESULT({n});"
-        yield from self._steps(f"r{n}", term)
+        in_sums = [m for m, first in enumerate(self._first) if first == self._first[n]]
+        # what the other terms add comes first
+        steps = [step for term in self._sharing(n) for step in term.steps]
+        yield from self._steps(f"r{n}", [step for step in steps if _added(step) not in in_sums])
 
-    def _steps(self, result: str, term: Term) -> Iterator[str]:
+    def _steps(self, result: str, steps: Steps) -> Iterator[str]:
         """Yields HLSL that applies the epilogues of a convolution to its result."""
-        for epilogue, operands in term.steps:
+        for epilogue, operands in steps:
             formula = formula_of(epilogue.op)
             assert formula is not None  # epilogues have formulas
             attrs = [self._number(value) for value in formula.values(epilogue.attrs)]

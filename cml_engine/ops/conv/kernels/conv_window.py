@@ -137,11 +137,29 @@ def seconds(conv: Conv, tile: ConvTile) -> float:
     """Returns the modelled time of this kernel, without a copy that the others need."""
     groups, _ = _launch(conv, tile)
     kind, scale = row_of_table(conv.shape.taps, _blocks(conv, tile))
-    # the first turn stands before the loop
-    turns = max(-(-_turns(conv, tile) // tile.parts) * scale - 1, 0)
-    nest = [turns] if tile.parts == 1 else [1.0, turns]
-    name = f"{kind} {conv.numbers}window {tile}"
-    return hardware_table().seconds(name, groups * tile.parts, nest)
+    turns, kernels = -(-_turns(conv, tile) // tile.parts), hardware_table().kernels
+    name = f"{conv.numbers}window {tile}"
+    inside = kernels.get(f"{kind} inside {name}") if _is_inside(conv) else None
+    turn = inside or kernels.get(f"{kind} {name}")
+    if turn is None:  # the table is being written
+        return inf
+    once = kernels.get(f"{kind} inside once {name}") if inside and turns == 1 else None
+    if once:
+        waves, more, busy, alone = once.waves, scale - 1, sum(once.busy), sum(once.alone)
+    else:
+        # the first turn stands before the loop
+        more, waves = max(turns * scale - 1, 0), turn.waves
+        busy, alone = sum(turn.busy[:-1]), sum(turn.alone[:-1])
+    busy, alone = busy + more * turn.busy[-1], alone + more * turn.alone[-1]
+    return hardware_table().seconds_of(busy, alone, waves, groups * tile.parts)
+
+
+def _is_inside(conv: Conv) -> bool:
+    """Returns True if no window reaches beyond the input."""
+    return all(
+        a.before <= 0 and (a.narrow - 1) * a.stride + a.reach - a.before <= a.wide
+        for a in conv.shape.axes3[1:]
+    )
 
 
 def row_of_table(taps: int, blocks: int) -> tuple[str, float]:
@@ -200,9 +218,6 @@ def lower_window(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
         filter = conv.op.pack(f"{key}.dot4", lambda: _pack_bytes(conv, tile.rows))
     else:
         filter = conv.pack(key, lambda: _pack(conv, tile.rows))
-    inside = all(
-        a.before <= 0 and (a.narrow - 1) * a.stride + a.reach - a.before <= a.wide for a in (y, x)
-    )
     groups, params = _launch(conv, tile)
     defines: Defines = {
         "TAPS_Y": y.size,
@@ -215,7 +230,7 @@ def lower_window(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
         "PARTS": tile.parts,
         "LOOP": int(_turns(conv, tile) > tile.parts),
         "LANES": tile.group,
-        "INSIDE": int(inside),
+        "INSIDE": int(_is_inside(conv)),
         "PLAIN": int(_is_plain(conv)),
         "WHOLE": int(conv.shape.in_channels % 4 == 0),
         "DEPTH": 1 if _is_plain(conv) and conv.shape.in_channels == 1 else 4,
