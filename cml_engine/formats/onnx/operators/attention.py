@@ -9,9 +9,9 @@ from cml_engine.formats.onnx.op_schemas import MICROSOFT, at_least, attribute, o
 from cml_engine.formats.onnx.operators.matrix import matmul
 from cml_engine.formats.onnx.values import (
     InvalidNode,
+    Operand,
     Value,
     allocate,
-    as_value,
     concat,
     expandable,
     unsupported_error,
@@ -48,41 +48,35 @@ def attention(
     )
     queries, keys = q.shape[2], k.shape[2]
     bias = None if mask is None else _extended_mask(mask, keys)
-    offset = as_value(n_past)
+    offset: Operand = n_past
     if lengths is not None:
         lengths = lengths.reshape([lengths.shape[0], 1, 1, 1])
-        offset = offset if n_past else lengths - queries
+        offset = n_past or lengths - queries
     keys_after = 0 if is_causal else right_window_size
     bias = _add_window(bias, queries, keys, offset, left_window_size, keys_after)
     if lengths is not None:
-        bias = _sum_of_masks(bias, _additive_mask(_key_indices(keys).lt(lengths)))
-    heads_k, heads_v = (_repeat_heads(x, q.shape[1] // k.shape[1]) for x in (k, v))
-    scale = 1 / np.sqrt(q.shape[3]) if scale is None else scale
-    logits = _scores(q, heads_k, scale, softcap)
-    bias = None if bias is None else expandable(bias, logits.shape, "the mask")
-    biased = logits if bias is None else logits + bias
-    weights = _masked_softmax(biased, bias)
-    y = weights.matmul(heads_v)
+        bias = _restricted(bias, _key_indices(keys).lt(lengths))
+    y, logits, biased, weights = _attend(q, k, v, bias, scale, softcap)
     qk_output = [logits, logits, biased, weights][qk_matmul_output_mode]
     return [_join_heads(y) if query.rank == 3 else y, k, v, qk_output]
 
 
 def _attend(
-    q: Value, k: Value, v: Value, bias: Value | None, scale: float, cap: float = 0.0
-) -> Value:
-    """Adds an attention; a ``scale`` of 0 stands for one over the root of the heads' size."""
-    logits = _scores(q, k, scale or 1 / np.sqrt(q.shape[3]), cap)
-    logits = logits if bias is None else logits + bias
-    return _join_heads(_masked_softmax(logits, bias).matmul(v))
+    q: Value, k: Value, v: Value, bias: Value | None, scale: float | None, cap: float = 0.0
+) -> tuple[Value, Value, Value, Value]:
+    """Adds an attention with the mask ``bias``.
 
-
-def _scores(q: Value, k: Value, scale: float, cap: float) -> Value:
-    """Adds operators for the products of queries and keys times ``scale``; returns these logits.
-
+    Returns the result, the logits without and with the mask, and the weights. The logits are
+    products of queries and keys times ``scale``, by default one over the root of the heads' size.
     If ``cap`` is positive, a tanh limits them softly to -``cap`` to ``cap``.
     """
+    k, v = (_repeat_heads(x, q.shape[1] // k.shape[1]) for x in (k, v))
+    scale = 1 / np.sqrt(q.shape[3]) if scale is None else scale
     logits = (q * float(scale)).matmul(k, transposeB=True)
-    return logits if cap <= 0 else (logits * (1 / cap)).tanh() * cap
+    logits = logits if cap <= 0 else (logits * (1 / cap)).tanh() * cap
+    biased = logits if bias is None else logits + expandable(bias, logits.shape, "the mask")
+    weights = _masked_softmax(biased, bias)
+    return weights.matmul(v), logits, biased, weights
 
 
 def _split_heads(x: Value, heads: int | None) -> Value:
@@ -135,7 +129,7 @@ def _key_indices(keys: int) -> Value:
 
 
 def _add_window(
-    mask: Value | None, queries: int, keys: int, offset: Value, before: int, after: int
+    mask: Value | None, queries: int, keys: int, offset: Operand, before: int, after: int
 ) -> Value | None:
     """Returns a mask that also bounds how far from a query's place its keys may be.
 
@@ -147,9 +141,9 @@ def _add_window(
     distance = Value.known(np.arange(keys)[None, :] - np.arange(queries)[:, None])
     limit = queries + keys  # a larger bound excludes nothing
     if after >= 0:
-        mask = _sum_of_masks(mask, _additive_mask(distance.le(offset + min(after, limit))))
+        mask = _restricted(mask, distance.le(offset + min(after, limit)))
     if before >= 0:
-        mask = _sum_of_masks(mask, _additive_mask(distance.ge(offset - min(before, limit))))
+        mask = _restricted(mask, distance.ge(offset - min(before, limit)))
     return mask
 
 
@@ -166,8 +160,13 @@ def _extended_mask(mask: Value, keys: int) -> Value:
     return _additive_mask(mask) if mask.kind == "logical" else mask.scalar()
 
 
-def _additive_mask(allowed: Value, if_allowed: float = 0.0, otherwise: float = -np.inf) -> Value:
-    return allowed.select(if_allowed, otherwise)
+def _restricted(mask: Value | None, allowed: Value) -> Value | None:
+    """Returns a mask that also excludes the keys that are not ``allowed``."""
+    return _sum_of_masks(mask, _additive_mask(allowed))
+
+
+def _additive_mask(allowed: Value) -> Value:
+    return allowed.select(0.0, -np.inf)
 
 
 def _sum_of_masks(x: Value | None, y: Value | None) -> Value | None:
@@ -234,9 +233,9 @@ def multi_head_attention(
                 f"unidirectional with {queries} queries and {keys - n_past} keys (give as many "
                 "keys as queries and the others as past keys, or one query)"
             )
-        mask = _add_window(mask, queries, keys, as_value(n_past), -1, 0)
+        mask = _add_window(mask, queries, keys, n_past, -1, 0)
     mask = _sum_of_masks(mask, bias)
-    return [_attend(q, k, v, mask, scale), k, v]
+    return [_join_heads(_attend(q, k, v, mask, scale or None)[0]), k, v]
 
 
 def _padding_mask(mask: Value | None, q: Value, keys: int, masked_value: float) -> Value | None:
@@ -261,7 +260,7 @@ def _padding_mask(mask: Value | None, q: Value, keys: int, masked_value: float) 
     else:
         shape = [batch, 1, *([1] if mask.rank == 2 else []), *mask.shape[1:]]
         is_padding = mask.reshape(shape).le(0)
-    return _additive_mask(is_padding, masked_value, 0.0)
+    return is_padding.select(masked_value, 0.0)
 
 
 @op("Attention", _NNEF, domain=MICROSOFT)
@@ -300,8 +299,8 @@ def microsoft_attention(
     k, v, n_past = _with_past(k, v, *pasts)
     mask = _padding_mask(padding, q, k.shape[2], mask_filter_value)
     keys_after = 0 if unidirectional else -1
-    mask = _add_window(mask, q.shape[2], k.shape[2], as_value(n_past), -1, keys_after)
-    y = _attend(q, k, v, _sum_of_masks(mask, bias), scale)
+    mask = _add_window(mask, q.shape[2], k.shape[2], n_past, -1, keys_after)
+    y = _join_heads(_attend(q, k, v, _sum_of_masks(mask, bias), scale or None)[0])
     has_pairs = k.shape == v.shape
     return [y, concat([k.unsqueeze([0]), v.unsqueeze([0])], 0)] if has_pairs else [y]
 
@@ -366,10 +365,9 @@ def group_query_attention(
         q, k = (_rotate(x, c, s, size, rotary_interleaved) for x in (q, k))
     q, k, v = (x.transpose([0, 2, 1, 3]) for x in (q, k, v))
     k, v, _ = _with_past(k, v, past_key, past_value)
-    mask = _add_window(None, length, total, as_value(n_past), local_window_size - 1, 0)
+    mask = _add_window(None, length, total, n_past, local_window_size - 1, 0)
     mask = _sum_of_masks(mask, bias)
-    keys, shared_values = (_repeat_heads(x, num_heads // kv_num_heads) for x in (k, v))
-    return [_attend(q, keys, shared_values, mask, scale, softcap), k, v]
+    return [_join_heads(_attend(q, k, v, mask, scale or None, softcap)[0]), k, v]
 
 
 # -- positions -----------------------------------------------------------------------------------
