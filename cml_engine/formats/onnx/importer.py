@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import NamedTuple
 
@@ -77,12 +78,9 @@ class GraphScope:
         return next(filter(None, reversed(self.chain)), "")
 
     def find(self, name: str) -> Value | None:
-        scope: GraphScope | None = self
-        while scope is not None:
-            if name in scope.values:
-                return scope.values[name]
-            scope = scope.outer
-        return None
+        if name in self.values or self.outer is None:
+            return self.values.get(name)
+        return self.outer.find(name)
 
 
 class Importer:
@@ -128,7 +126,7 @@ class Importer:
             return []
         ids, nodes = set(map(id, self._failing)), self._model.graph.nodes
         failed = [number for number, node in enumerate(nodes) if id(node) in ids]
-        return dependencies(nodes).unaffected(_output_names(self._model), failed)
+        return dependencies(nodes).unaffected(self._model.graph.output_names, failed)
 
     def _graph(self, shapes: Shapes, constants: Mapping[str, Array], name: str) -> Graph:
         model, graph = self._model, self._model.graph
@@ -157,10 +155,10 @@ class Importer:
         self._placeholders = Placeholders((*graph.infos, *graph.outputs), symbols)
         results = self.body(graph, GraphScope(values, model.opsets))
         if self._reading is not None:
-            self._reading.check_outputs(results, [info.name for info in graph.outputs])
-        outputs = {info.name: value for info, value in zip(graph.outputs, results, strict=True)}
+            self._reading.check_outputs(results, graph.output_names)
+        outputs = dict(zip(graph.output_names, results, strict=True))
         if len(outputs) < len(graph.outputs):
-            names = [info.name for info in graph.outputs]
+            names = graph.output_names
             repeated = next(name for name in names if names.count(name) > 1)
             raise ModelError(
                 f"'{model.file}': two outputs are named '{repeated}'. Export it once, or a "
@@ -206,31 +204,32 @@ class Importer:
 
         ``scope`` has the values of the graph's inputs; the nodes' results are added to it.
         """
-        output_names = tuple(info.name for info in graph.outputs)
-        needed = self._needed_nodes(graph.nodes, output_names)
+        needed = self._needed_nodes(graph.nodes, graph.output_names)
         for name in sorted(needed.names):
             if name in graph.initializers and name not in scope.values:
                 scope.values[name] = self._initializer(name, graph.initializers[name])
-        for node, outputs in needed.nodes:
+        for node in needed.nodes:
             if graph is self._model.graph:
                 self._failing = [node]
-            self._node(node, outputs, scope)
+            self._node(node, needed.names, scope)
         if graph is self._model.graph:
             self._failing = []
-        return [self._find(name, scope, "the graph's output") for name in output_names]
+        return [self._find(name, scope, "the graph's output") for name in graph.output_names]
 
     def _inner(
-        self, graph: OnnxGraph, values: dict[str, Value], scope: GraphScope, prefix: str
+        self, scope: GraphScope, graph: OnnxGraph, inputs: Sequence[Value], prefix: str
     ) -> list[Value]:
         """Imports a graph that is an attribute of a node, and returns the values of its outputs.
 
-        ``values`` are its inputs, by name. It can also read the names of ``scope``, around the
-        node.
+        ``inputs`` are the values of its inputs; an If gives none. It can also read the names of
+        ``scope``, around the node.
         """
         source, base = self.emit.source, self.emit.base
         if len(scope.chain) > MAX_DEPTH:
             raise ModelError(f"graphs nest more than {MAX_DEPTH} deep")
         chain = (*scope.chain, "")
+        names = [info.name for info in graph.inputs] if inputs else []
+        values = dict(zip(names, inputs, strict=True))
         inner = GraphScope(values, scope.opsets, scope, f"{base}_{prefix}", chain)
         try:
             return self.body(graph, inner)
@@ -256,7 +255,7 @@ class Importer:
             self._needed_cache[key] = _NeededNodes(nodes, outputs, self._model.file)
         return self._needed_cache[key]
 
-    def _node(self, node: OnnxNode, needed_outputs: set[str], scope: GraphScope) -> None:
+    def _node(self, node: OnnxNode, needed_names: set[str], scope: GraphScope) -> None:
         base = node.name or next((name for name in node.outputs if name), node.op)
         title = f"{node.title}{self._where(node, scope)}"
         source = Source(f"{self._model.file}: {title}")
@@ -267,7 +266,7 @@ class Importer:
         inputs = [
             self._find(name, scope, f"{title}: its input") if name else None for name in node.inputs
         ]
-        results = self._results(node, inputs, needed_outputs, scope, source)
+        results = self._results(node, inputs, needed_names, scope, source)
         for name, value in zip(node.outputs, results, strict=False):
             if not name or value is None:
                 continue
@@ -292,7 +291,7 @@ class Importer:
         self,
         node: OnnxNode,
         inputs: Sequence[Value | None],
-        needed_outputs: set[str],
+        needed_names: set[str],
         scope: GraphScope,
         source: Source,
     ) -> Sequence[Value | None]:
@@ -305,19 +304,16 @@ class Importer:
             return self._inline(node, function, inputs, scope)
         with _located(source, inputs):
             check_statement(node.op, node.domain, inputs)
+        self.report.nodes += 1
         if schema is None and node.op in registered_declarations():
             return self._custom(node, inputs)
         if schema is None and self._with_placeholders:
             return self._placeholder(node, inputs)
         if schema is None:
             raise _unsupported_error([_Unknown(node, opset, scope.function)], self._model.file)
-        self.report.nodes += 1
-
-        def inner(graph: OnnxGraph, values: dict[str, Value], prefix: str) -> list[Value]:
-            return self._inner(graph, values, scope, prefix)
-
         with _located(source, inputs):
-            is_output_needed = [name in needed_outputs for name in node.outputs]
+            is_output_needed = [name in needed_names for name in node.outputs]
+            inner = partial(self._inner, scope)
             call = OnnxCall(node, schema, opset, inputs, is_output_needed, inner)
             if schema.runs_graphs:
                 return call.convert()
@@ -332,13 +328,11 @@ class Importer:
         operands = [value for value in inputs if value is not None]
         if len(operands) < len(inputs):
             raise ModelError("a game's own operator wants all its inputs", self.emit.source)
-        self.report.nodes += 1
         return self.emit.custom(node.op, operands, len(node.outputs), node.attributes)
 
     def _placeholder(
         self, node: OnnxNode, inputs: Sequence[Value | None]
     ) -> Sequence[Value | None]:
-        self.report.nodes += 1
         self.report.add(self.report.unknown, node)
         try:
             op, attrs, facts = self._placeholders.declare(node, inputs)
@@ -365,8 +359,8 @@ class Importer:
     def _check_operators(self) -> None:
         """Raises one error that lists all operators that are neither supported nor the game's."""
         model, search = self._model, _UnknownOperators(self._model)
-        needed = _NeededNodes(model.graph.nodes, _output_names(model), model.file).nodes
-        self._failing = [node for node, _ in needed if search.add(node, model.opsets)]
+        needed = _NeededNodes(model.graph.nodes, model.graph.output_names, model.file).nodes
+        self._failing = [node for node in needed if search.add(node, model.opsets)]
         if self._failing:
             raise _unsupported_error(search.found, model.file)
 
@@ -404,10 +398,11 @@ class Importer:
         opsets = function.opsets or scope.opsets
         inner = GraphScope(values, opsets, None, prefix, chain)
         output_names = function.outputs[: len(node.outputs)]
-        for inner_node, needed in self._needed_nodes(function.nodes, output_names).nodes:
+        needed = self._needed_nodes(function.nodes, output_names)
+        for inner_node in needed.nodes:
             kept = tuple("" if name in missing else name for name in inner_node.inputs)
             bound = _bind_attributes(replace(inner_node, inputs=kept), attributes)
-            self._node(bound, needed, inner)
+            self._node(bound, needed.names, inner)
         return [inner.find(name) for name in output_names]
 
     def _find(self, name: str, scope: GraphScope, reader: str) -> Value:
@@ -453,9 +448,9 @@ def _located(source: Source, inputs: Sequence[Value | None]) -> Iterator[None]:
 class _NeededNodes:
     """The nodes that a set of outputs depends on, in an order in which they can run.
 
-    ``nodes`` pairs each node with the set of its outputs that are needed. It keeps the order of
-    the file where that is possible. ``names`` are the wanted outputs and all names that the nodes
-    read. Raises :class:`ModelError` if the nodes form a cycle or make a needed name twice.
+    ``nodes`` keeps the order of the file where that is possible. ``names`` are the wanted outputs
+    and all names that the nodes read. Raises :class:`ModelError` if the nodes form a cycle or make
+    a needed name twice.
     """
 
     def __init__(self, nodes: Sequence[OnnxNode], output_names: Sequence[str], file: str) -> None:
@@ -468,8 +463,7 @@ class _NeededNodes:
                 raise ModelError(
                     f"'{file}': '{name}' is made twice, by {titles}: export the model again"
                 )
-        order = _sorted(needed, steps, nodes, file)
-        self.nodes = [(nodes[n], self.names.intersection(nodes[n].outputs) - {""}) for n in order]
+        self.nodes = [nodes[number] for number in _sorted(needed, steps, nodes, file)]
         self._keeps_the_id = nodes
 
 
@@ -594,22 +588,12 @@ def _check_size(model: OnnxModelFile) -> None:
         function = model.functions.get(key)
         if function is not None and key not in sizes:
             sizes[key] = 0  # recursive functions are refused later
-            needed = _NeededNodes(function.nodes, function.outputs, model.file).nodes
-            sizes[key] = size([inner_node for inner_node, _ in needed])
+            sizes[key] = size(_NeededNodes(function.nodes, function.outputs, model.file).nodes)
         return sizes.get(key, 0)
 
-    node_count = size(
-        [
-            node
-            for node, _ in _NeededNodes(model.graph.nodes, _output_names(model), model.file).nodes
-        ]
-    )
+    node_count = size(_NeededNodes(model.graph.nodes, model.graph.output_names, model.file).nodes)
     if sizes:
         current_budget().check_nodes(node_count, f"'{model.file}', with its functions written out,")
-
-
-def _output_names(model: OnnxModelFile) -> list[str]:
-    return [info.name for info in model.graph.outputs]
 
 
 def choose_outputs(model: OnnxModelFile, names: Sequence[str]) -> OnnxModelFile:
@@ -620,7 +604,7 @@ def choose_outputs(model: OnnxModelFile, names: Sequence[str]) -> OnnxModelFile:
     """
     graph, steps = model.graph, dependencies(model.graph.nodes)
     known = {info.name: info for info in (*graph.infos, *graph.outputs)}
-    allowed = dict.fromkeys((*_output_names(model), *steps.names))
+    allowed = dict.fromkeys((*graph.output_names, *steps.names))
     check_known_names(names, allowed, f"'{model.file}' has no tensor", "outputs")
     numbers = steps.needed(names)
     read = set(names).union(*map(steps.reads, numbers))
@@ -672,8 +656,8 @@ class _UnknownOperators:
                 )
             is_unknown = is_unknown or self._functions.get(key, False)
         for graph in _graphs(node):
-            names = [info.name for info in graph.outputs]
-            is_unknown = self._add_all(graph.nodes, names, opsets, inside) or is_unknown
+            output_names = graph.output_names
+            is_unknown = self._add_all(graph.nodes, output_names, opsets, inside) or is_unknown
         return is_unknown
 
     def _add_all(
@@ -684,7 +668,7 @@ class _UnknownOperators:
         inside: str,
     ) -> bool:
         needed = _NeededNodes(nodes, output_names, self._model.file).nodes
-        return sum(self.add(node, opsets, inside) for node, _ in needed) > 0  # adds every one
+        return sum(self.add(node, opsets, inside) for node in needed) > 0  # adds every one
 
 
 def _unsupported_error(missing: Sequence[_Unknown], file: str) -> UnsupportedOp:

@@ -91,6 +91,10 @@ class OnnxGraph:
     outputs: tuple[ValueInfo, ...]
     infos: tuple[ValueInfo, ...] = ()
 
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(info.name for info in self.outputs)
+
 
 @dataclass(frozen=True, slots=True)
 class OnnxFunction:

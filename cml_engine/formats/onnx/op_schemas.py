@@ -187,7 +187,7 @@ class OnnxCall:
     """One node of an ONNX model while it is imported: its inputs and checked attributes.
 
     ``opset`` is the version of the node's domain. ``inner`` imports a graph of an attribute: it
-    takes the graph, the values of its inputs by name, and a prefix of names.
+    takes the graph, the values of its inputs, and a prefix of names.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class OnnxCall:
         opset: int,
         inputs: Sequence[Value | None],
         needed_outputs: Sequence[bool],
-        inner: Callable[[OnnxGraph, dict[str, Value], str], list[Value]],
+        inner: Callable[[OnnxGraph, Sequence[Value], str], list[Value]],
     ) -> None:
         self.node, self.schema, self.opset, self.inputs = node, schema, opset, list(inputs)
         self.inner, self._needed_outputs = inner, needed_outputs
@@ -218,7 +218,7 @@ class OnnxCall:
 
     def has(self, position: int) -> bool:
         """Returns True if the node has an input at ``position``."""
-        return position < len(self.inputs) and self.inputs[position] is not None
+        return self.optional(position) is not None
 
     def wants(self, position: int) -> bool:
         """Returns True if a node or the graph's outputs read the output at ``position``."""
@@ -226,10 +226,18 @@ class OnnxCall:
 
     def __getitem__(self, position: int) -> Value:
         """Returns the input at ``position``; raises an error if it is missing."""
-        value = self.inputs[position] if position < len(self.inputs) else None
+        value = self.optional(position)
         if value is None:
             raise InvalidNode(f"input {position + 1} is missing")
         return value
+
+    def optional(self, position: int) -> Value | None:
+        """Returns the input at ``position``, or None if it is missing."""
+        return self.inputs[position] if position < len(self.inputs) else None
+
+    def quantized(self, first: int) -> tuple[Value, Value, Value | None]:
+        """Returns integers with their scale and zero point: input ``first`` and the next two."""
+        return self[first], self[first + 1], self.optional(first + 2)
 
     def convert(self) -> Sequence[Value | None]:
         """Adds NNEF's operators for the node and returns its results."""

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from cml_engine.errors import ModelError, TensorFileError
 from cml_engine.formats.onnx.model import OnnxGraph
 from cml_engine.formats.onnx.op_schemas import (
@@ -30,6 +28,7 @@ from cml_engine.formats.onnx.values import (
     InvalidNode,
     SequenceValue,
     Value,
+    as_value,
     checked_axis,
     concat,
     constant,
@@ -51,10 +50,10 @@ def if_(
         raise InvalidNode(f"a condition of {condition.size} values")
     if condition.array is not None:
         is_taken = bool(condition.array.reshape(-1)[0])
-        return call.inner(then_branch if is_taken else else_branch, {}, "")
+        return call.inner(then_branch if is_taken else else_branch, [], "")
     try:
         branches = [
-            call.inner(branch, {}, f"{name}_")
+            call.inner(branch, [], f"{name}_")
             for name, branch in (("then", then_branch), ("else", else_branch))
         ]
     except TensorFileError:
@@ -84,28 +83,23 @@ def loop(
     *initial_state: Value,
     body: OnnxGraph,
 ) -> list[Value]:
-    is_running = Value.known(np.array(True)) if condition is None else condition
+    is_running = as_value(True) if condition is None else condition
     state, count = list(initial_state), 0
     stacked: list[list[Value]] = [[] for _ in range(len(body.outputs) - 1 - len(state))]
     while (number_of_iterations is None or count < number_of_iterations) and bool(
         constant(is_running, "the loop's condition").reshape(-1)[0]
     ):
         current_budget().charge_nodes(1, f"iteration {count:,} of the loop")
-        inputs = [Value.known(np.array(count, np.int64)), is_running, *state]
-        is_running, *results = call.inner(body, _named_inputs(body, inputs), f"{count}_")
+        inputs = [as_value(count), is_running, *state]
+        is_running, *results = call.inner(body, inputs, f"{count}_")
         state = results[: len(state)]
         for parts, value in zip(stacked, results[len(state) :], strict=True):
             parts.append(value.unsqueeze([0]))
         count += 1
     if not count and stacked:  # the body tells the shapes of its results
-        inputs = [Value.known(np.array(0, np.int64)), is_running, *state]
-        results = call.inner(body, _named_inputs(body, inputs), "0_")[1 + len(state) :]
+        results = call.inner(body, [as_value(0), is_running, *state], "0_")[1 + len(state) :]
         return [*state, *(zeros([0, *value.shape], value.dtype) for value in results)]
     return [*state, *(concat(parts, 0) for parts in stacked)]
-
-
-def _named_inputs(body: OnnxGraph, values: Sequence[Value]) -> dict[str, Value]:
-    return dict(zip([info.name for info in body.inputs], values, strict=True))
 
 
 @op("Scan", "its body, again and again", since=9)
@@ -139,7 +133,7 @@ def scan(
         for value, axis, is_reversed in zip(scanned, axes, reversed_inputs, strict=True):
             index = length - 1 - step if is_reversed else step
             parts.append(value.slice(axis, index, index + 1).squeeze([axis]))
-        results = call.inner(body, _named_inputs(body, [*state, *parts]), f"{step}_")
+        results = call.inner(body, [*state, *parts], f"{step}_")
         state = results[: len(state)]
         for outputs, value, axis in zip(stacked, results[len(state) :], out_axes, strict=True):
             outputs.append(value.unsqueeze([checked_axis(axis, value.rank + 1)]))
@@ -180,8 +174,8 @@ class RecurrentCell:
 
     def apply(self, number: int, x: Value, clipped: bool = True) -> Value:
         """Adds activation ``number`` of ``x``, clamped if ``clipped``, and returns its result."""
-        is_bounded = clipped and self.clip is not None
-        x = x.clamp(-self.clip, self.clip) if is_bounded and self.clip is not None else x
+        if clipped and self.clip is not None:
+            x = x.clamp(-self.clip, self.clip)
         return activate(x, *self.activations[number])
 
 

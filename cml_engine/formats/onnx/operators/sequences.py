@@ -128,8 +128,7 @@ def sequence_map(
             value.elements[i] if isinstance(value, SequenceValue) else value
             for value in (sequence, *more)
         ]
-        names = [info.name for info in body.inputs]
-        results = call.inner(body, dict(zip(names, inputs, strict=True)), f"{i}_")
+        results = call.inner(body, inputs, f"{i}_")
         for elements, result in zip(lists, results, strict=True):
             elements.append(result)
     return [SequenceValue(elements) for elements in lists]
