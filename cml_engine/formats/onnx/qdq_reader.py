@@ -25,7 +25,6 @@ from cml_engine.formats.onnx.operators.quantized import (
 from cml_engine.formats.onnx.operators.runtime_quantized import (
     QUANTIZED_FORMS,
     QuantizedForm,
-    optional_input,
 )
 from cml_engine.formats.onnx.ranges import of_dtype
 from cml_engine.formats.onnx.values import Value, checked_axis, clean, current_import
@@ -200,11 +199,11 @@ class QdqReader:
     # -- integers and numbers ---------------------------------------------------------------------
 
     def _quantize(self, call: OnnxCall) -> Value | None:
-        zero = call[2] if call.has(2) else None
+        x, scale, zero = call.quantized(0)
         dtype = quantized_dtype(zero, call.attrs.get("output_dtype", 0))
-        if call[0].array is not None:
+        if x.array is not None:
             return None
-        return self._rounded(call[0], call[1], zero or Value.known(np.zeros((), dtype)))
+        return self._rounded(x, scale, zero or Value.known(np.zeros((), dtype)))
 
     def _rounded(self, x: Value, scale: Value, zero: Value | None) -> QuantizedValue:
         """Adds a rounding point: a copy with the scale and range of its integers."""
@@ -217,11 +216,15 @@ class QdqReader:
         return QuantizedValue(copied, quantized)
 
     def _dequantize(self, call: OnnxCall) -> Value:
-        zero = call[2] if call.has(2) else None
-        if call[0].array is None:
-            return self._numbers(call[0], call[1], zero)
-        block, axis = call.attrs.get("block_size", 0), call.attrs.get("axis", 1)
-        return self._constant(call[0], call[1], zero, axis, block)
+        axis, block = call.attrs.get("axis", 1), call.attrs.get("block_size", 0)
+        return self._operand(call, 0, axis, block)
+
+    def _operand(self, call: OnnxCall, first: int, axis: int, block: int = 0) -> Value:
+        """Returns the numbers that an operand's integers stand for, given by three inputs."""
+        x, scale, zero = call.quantized(first)
+        if x.array is None:
+            return self._numbers(x, scale, zero)
+        return self._constant(x, scale, zero, axis, block)
 
     def _numbers(self, x: Value, scale: Value, zero: Value | None) -> Value:
         """Returns the tensor that a QuantizeLinear rounded, from the integers that it made.
@@ -270,28 +273,21 @@ class QdqReader:
     # -- operators of integers --------------------------------------------------------------------
 
     def _conv(self, call: OnnxCall) -> Value:
-        x, weights = self._numbers(*_three(call, 0)), self._constant(*_three(call, 3), 0)
+        x, weights = self._numbers(*call.quantized(0)), self._constant(*call.quantized(3), 0)
         bias = self._bias(call[8], call[1], call[4]) if call.has(8) else None
         y = convolve(x, weights, bias_row(bias, weights.shape[0]), **call.attrs)
         return self._rounded(y, call[6], call[7])
 
     def _matmul(self, call: OnnxCall) -> Value:
-        a, b_inputs = self._numbers(*_three(call, 0)), _three(call, 3)
-        b = self._numbers(*b_inputs) if b_inputs[0].array is None else self._constant(*b_inputs, -1)
-        return self._rounded(matmul(a, b), call[6], call[7])
+        product = matmul(self._numbers(*call.quantized(0)), self._operand(call, 3, -1))
+        return self._rounded(product, call[6], call[7])
 
     def _by_form(self, call: OnnxCall, form: QuantizedForm) -> Value:
-        operands = []
-        for i in form.operands(call):
-            triple = call[i], call[i + 1], optional_input(call, i + 2)
-            is_known = triple[0].array is not None
-            operands.append(
-                self._constant(*triple, form.axis(call)) if is_known else self._numbers(*triple)
-            )
+        operands = [self._operand(call, i, form.axis(call)) for i in form.operands(call)]
         y = form.compute(call, *operands, **call.attrs)
         if not call.has(form.result):
             return y
-        return self._rounded(y, call[form.result], optional_input(call, form.result + 1))
+        return self._rounded(y, call[form.result], call.optional(form.result + 1))
 
     def _bias(self, bias: Value, input_scale: Value, weight_scales: Value) -> Value:
         if bias.array is None or input_scale.array is None or weight_scales.array is None:
@@ -301,11 +297,6 @@ class QdqReader:
         )
         real = (bias.array * scales).astype(np.float32)
         return self._record(bias, "bias", bias.array.astype(np.int64), scales, real)
-
-
-def _three(call: OnnxCall, first: int) -> tuple[Value, Value, Value]:
-    """Returns integers with their scale and zero point: an input and the next two."""
-    return call[first], call[first + 1], call[first + 2]
 
 
 def _constant_name(x: Value, role: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Unpack
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from cml_engine.formats.onnx.op_schemas import MICROSOFT, OnnxCall, at_least, attribute, op
 from cml_engine.formats.onnx.operators.convolution import CONV, ConvAttributes, convolve
@@ -117,13 +116,19 @@ def dequantize(x: Value, scale: Value, zero: Value | None, axis: int = 1, block:
 
 
 def quantize(
-    x: Value, scale: Value, zero: Value | None, dtype: DTypeLike, axis: int = 1, block: int = 0
+    x: Value,
+    scale: Value,
+    zero: Value | None,
+    axis: int = 1,
+    block: int = 0,
+    output_dtype: int = 0,
 ) -> Value:
-    """Adds operators for x / scale, rounded to even, plus zero, clamped to the range of ``dtype``.
+    """Adds operators for x / scale, rounded to even, plus zero, clamped to the range of the result.
 
-    Returns the integers.
+    Its type is :func:`quantized_dtype`. Returns the integers.
     """
-    limits = of_dtype(np.dtype(dtype))
+    dtype = quantized_dtype(zero, output_dtype)
+    limits = of_dtype(dtype)
     y = (x.scalar() / _ranged(scale, x, axis, block)).round_even()
     y = y if zero is None else y + _ranged(zero, x, axis, block).scalar()
     return y.clamp(float(limits.low), float(limits.high)).cast("integer").typed(dtype)
@@ -145,7 +150,7 @@ def microsoft_quantize_linear(
     call: OnnxCall, x: Value, scale: Value, zero: Value | None = None, *, axis: int = 1
 ) -> Value:
     check_zero_points(call)
-    return quantize(x, scale, zero, np.uint8 if zero is None else zero.dtype, axis)
+    return quantize(x, scale, zero, axis)
 
 
 @op("DequantizeLinear", "cast, sub, mul", domain=MICROSOFT)
@@ -170,8 +175,7 @@ def quantize_linear(
     saturate: int = attribute(1, since=19),
 ) -> Value:
     check_zero_points(call)
-    dtype = quantized_dtype(zero, output_dtype)
-    return quantize(x, scale, zero, dtype, axis, block_size)
+    return quantize(x, scale, zero, axis, block_size, output_dtype)
 
 
 @op("DequantizeLinear", "cast, sub, mul")
@@ -199,7 +203,7 @@ def dynamic_quantize_linear(x: Value) -> list[Value]:
     scale = step.gt(0.0).select(step, 1.0)
     zero_float = (-low / scale).round_even().clamp(0.0, 255.0)
     zero = zero_float.cast("integer").typed(np.uint8)
-    return [quantize(x, scale, zero, np.uint8), scale, zero]
+    return [quantize(x, scale, zero), scale, zero]
 
 
 # -- products ------------------------------------------------------------------------------------
@@ -214,7 +218,7 @@ def qlinear_matmul(
     rows = [1] * (a.rank - 2)
     a_scale, a_zero = (_column(v, [*rows, *v.shape, 1]) for v in (a_scale, a_zero))
     product = matmul(dequantize(a, a_scale, a_zero), dequantize(b, b_scale, b_zero, -1))
-    return quantize(product, y_scale, y_zero, y_zero.dtype)
+    return quantize(product, y_scale, y_zero)
 
 
 def _column(value: Value, shape: list[int]) -> Value:
@@ -239,7 +243,7 @@ def qlinear_conv(
         input_scale, weight_scale = (v.reshape([v.size]) for v in (x_scale, w_scale))
         bias_row = (bias.scalar() * weight_scale * input_scale).unsqueeze([0])
     y = convolve(numbers, weight_values, bias_row, **window)
-    return quantize(y, y_scale, y_zero, y_zero.dtype)
+    return quantize(y, y_scale, y_zero)
 
 
 _SIZES = {"K": at_least(1, required=True), "N": at_least(1, required=True)}

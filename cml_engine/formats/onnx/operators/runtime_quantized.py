@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from cml_engine.formats.onnx.op_schemas import MICROSOFT, Attr, OnnxCall, attribute, op
 from cml_engine.formats.onnx.operators.convolution import (
     POOL,
@@ -56,22 +54,14 @@ def _form(name: str, form: QuantizedForm) -> str:
     return name
 
 
-def optional_input(call: OnnxCall, position: int) -> Value | None:
-    return call[position] if call.has(position) else None
-
-
 def _in_floats(call: OnnxCall, attributes: dict[str, Any]) -> Value:
     """Imports a node by its :class:`QuantizedForm` for a network of floats."""
     form = QUANTIZED_FORMS[call.node.qualified]
-    operands = [
-        dequantize(call[i], call[i + 1], optional_input(call, i + 2), form.axis(call))
-        for i in form.operands(call)
-    ]
+    operands = [dequantize(*call.quantized(i), form.axis(call)) for i in form.operands(call)]
     y = form.compute(call, *operands, **attributes)
     if not call.has(form.result):
         return y
-    zero = optional_input(call, form.result + 1)
-    return quantize(y, call[form.result], zero, np.uint8 if zero is None else zero.dtype)
+    return quantize(y, call[form.result], call.optional(form.result + 1))
 
 
 _REQUIRED: Any = attribute(required=True)
