@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -83,7 +83,7 @@ def _find_window(
     strides: list[int],
     dilations: list[int],
     pads: list[int],
-    auto_pad: str,
+    auto_pad: str = "NOTSET",
 ) -> SpatialWindow:
     """Returns the window of a convolution or pooling of a given size, with resolved padding."""
     if len(size) != len(extents) or min(size, default=1) < 1:
@@ -130,21 +130,29 @@ def bias_row(bias: Value | None, count: int) -> Value | float:
 
 
 def convolve(
+    x: Value, weights: Value, bias: Value | float, **window: Unpack[ConvAttributes]
+) -> Value:
+    """Adds a convolution and returns its result; ``bias`` is [1, C] or a number."""
+    return x.conv(weights, bias, **_conv_attrs(x, weights, **window))
+
+
+def _conv_attrs(
     x: Value,
     weights: Value,
-    bias: Value | float,
     *,
     group: int,
     kernel_shape: list[int] | None,
     **window: Unpack[WindowAttributes],
-) -> Value:
-    """Adds a convolution and returns its result; ``bias`` is [1, C] or a number."""
+) -> dict[str, Any]:
+    """Returns the attributes of NNEF's convolution of ``x`` with ``weights``."""
     _check_filter(x, weights, kernel_shape)
     spatial = _find_window(x.shape[2:], list(weights.shape[2:]), **window)
-    return x.conv(
-        weights, bias, padding=spatial.padding, stride=spatial.stride, dilation=spatial.dilation,
-        groups=group,
-    )  # fmt: skip
+    return {
+        "padding": spatial.padding,
+        "stride": spatial.stride,
+        "dilation": spatial.dilation,
+        "groups": group,
+    }
 
 
 def _check_filter(x: Value, weights: Value, kernel_shape: list[int] | None) -> None:
@@ -205,22 +213,14 @@ def conv_integer(
     weights: Value,
     zero: Value | None = None,
     weights_zero: Value | None = None,
-    *,
-    group: int,
-    kernel_shape: list[int] | None,
-    **window: Unpack[WindowAttributes],
+    **window: Unpack[ConvAttributes],
 ) -> Value:
-    _check_filter(x, weights, kernel_shape)
+    attrs = _conv_attrs(x, weights, **window)
     x = subtract_zero_point(x, zero)
     if weights_zero is not None and weights_zero.rank:
         weights_zero = weights_zero.reshape([weights_zero.shape[0], *[1] * (weights.rank - 1)])
     weights = subtract_zero_point(weights, weights_zero)
-    spatial = _find_window(x.shape[2:], list(weights.shape[2:]), **window)
-    y = x.int_conv(
-        weights, padding=spatial.padding, stride=spatial.stride, dilation=spatial.dilation,
-        groups=group,
-    )  # fmt: skip
-    return y.typed(np.int32)
+    return x.int_conv(weights, **attrs).typed(np.int32)
 
 
 @op("DeformConv", "deform_columns, conv", attrs={k: v for k, v in CONV.items() if k != "auto_pad"})
@@ -232,19 +232,13 @@ def deform_conv(
     mask: Value | None = None,
     *,
     offset_group: int = at_least(1, 1),
-    strides: list[int],
-    dilations: list[int],
-    pads: list[int],
-    group: int,
-    kernel_shape: list[int] | None,
+    **window: Unpack[ConvAttributes],
 ) -> Value:
-    _check_filter(x, weights, kernel_shape)
+    attrs = _conv_attrs(x, weights, **window)
     row = bias_row(bias, weights.shape[0])
     values = [x, weights, offset, 1.0 if mask is None else mask, row]
-    return fragment(
-        "deform_conv", values, size=list(weights.shape[2:]), padding=_pairs(pads), stride=strides,
-        dilation=dilations, groups=group, offset_groups=offset_group,
-    )  # fmt: skip
+    size = list(weights.shape[2:])
+    return fragment("deform_conv", values, size=size, offset_groups=offset_group, **attrs)
 
 
 #: attributes per image axis: the second input's values are the image's extents
