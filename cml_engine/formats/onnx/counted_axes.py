@@ -84,12 +84,12 @@ def scalar(n: Extent) -> Extent:
 
 def with_count(x: Value, axis: int, count: Extent) -> Value:
     """Returns a value whose ``axis`` has ``count`` elements."""
-    return x.counted(replaced(x.counts, axis, count))
+    return x.counted(replaced(x, axis, count))
 
 
-def replaced(counts: Counts, axis: int, count: Extent) -> Counts:
-    """Returns the counts with another count for ``axis``, and none if its extent is known."""
-    rest = {a: n for a, n in counts.items() if a != axis}
+def replaced(x: Value, axis: int, count: Extent) -> Counts:
+    """Returns the counts of ``x`` with another one for ``axis``, and none if it is known."""
+    rest = {a: n for a, n in x.counts.items() if a != axis}
     return {**rest, axis: count} if isinstance(count, Value) else rest
 
 
@@ -238,7 +238,7 @@ def take(x: Value, axis: int, index: Value, count: Extent) -> Value:
     index = index.max(0).min(x.shape[axis] - 1)
     attrs = {"axis": axis}
     (y,) = current_import().plain_node("gather", [x, index], 1, attrs)
-    return y.typed(x.dtype).declare(replaced(x.counts, axis, count))
+    return y.typed(x.dtype).declare(replaced(x, axis, count))
 
 
 def reshaped_counts(x: Value, shape: Sequence[int], preferred: Sequence[int] = ()) -> Counts | None:

@@ -268,7 +268,7 @@ def _top_k(call: NnefCall) -> list[Value]:
     worst = -inf if call.attrs.get("largest", True) else inf
     count = least(extent(x, axis), k)
     results = call.add(masked(x, [axis], worst))
-    values, places = _results(results, replaced(x.counts, axis, count))
+    values, places = _results(results, replaced(x, axis, count))
     return [_one_of(x, values), places]
 
 

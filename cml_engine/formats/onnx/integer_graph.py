@@ -253,14 +253,12 @@ class _IntegerGraphImport(GraphRewriter):
             if name in self.graph.inputs and name not in kinds:
                 raise self._unrounded_error(node, name)
         pending = [n for n in node.inputs if n in kinds and kinds[n].pending]
+        if pending and formula_of(node.op) is None:
+            raise self._unrounded_error(node, pending[0])
         try:
-            if pending and formula_of(node.op) is None:
-                raise self._unrounded_error(node, pending[0])
             return kind_of(self.graph, node, self.placement)
-        except NotIntegerError:
-            raise
         except ModelError:
-            if pending and formula_of(node.op) is not None:
+            if pending:
                 raise self._unrounded_error(node, pending[0]) from None
             raise NotIntegerError(f"{node.title} has no integer form", node.source) from None
 
@@ -319,7 +317,7 @@ class _IntegerGraphImport(GraphRewriter):
         if name in self.graph.inputs and name not in self.words:
             self._refuse_early_reads(node, name, target)
             self.lines[name] = _line(target)
-            self._check_words(name, target)
+            self._record_words(name, target)
         kind = self.placement.kinds.get(name)
         if kind is None:
             raise NotIntegerError(f"{node.title}: '{name}' is no tensor of numbers", node.source)
@@ -346,17 +344,17 @@ class _IntegerGraphImport(GraphRewriter):
 
         The scale may stay the same.
         """
-        if self.words[name] != target or name in self.graph.inputs:
+        is_changed = self.words[name] != target or name in self.graph.inputs
+        if is_changed:
             self.lines[out] = _line(target)
-            if target.is_cut:
-                wide_name = self._unique_name(f"{out}_wide", name)
-                self.lines[wide_name] = _line(target)
-                self.add(node, "copy", (name,), wide_name)
-                self._clamp(wide_name, out, target, node)
-                self._check_words(out, target)
-                return
-        self.add(node, "copy", (name,), out)
-        self._check_words(out, target)
+        if is_changed and target.is_cut:
+            wide_name = self._unique_name(f"{out}_wide", name)
+            self.lines[wide_name] = _line(target)
+            self.add(node, "copy", (name,), wide_name)
+            self._clamp(wide_name, out, target, node)
+        else:
+            self.add(node, "copy", (name,), out)
+        self._record_words(out, target)
 
     def _round_sums(
         self, node: Node, kind: ValueKind, name: str, out: str, target: QuantizedType
@@ -368,15 +366,13 @@ class _IntegerGraphImport(GraphRewriter):
         table = {}
         if kind.role == "function" and kind.base is not None:
             table = {"table": self._table(kind.base, name, target)}
-        elif target.is_cut:
+        if target.is_cut and not table:
             self._clamp(name, out, target, node)
-            self.lines[out] = _line(target)
-            self._check_words(out, target)
-            return
-        self.nodes = [rename_tensors(node_before, {name: out}) for node_before in self.nodes]
-        self.names[name] = out
+        else:
+            self.nodes = [rename_tensors(node_before, {name: out}) for node_before in self.nodes]
+            self.names[name] = out
         self.lines[out] = _line(target, **table)
-        self._check_words(out, target)
+        self._record_words(out, target)
 
     def _table(self, base: str, name: str, target: QuantizedType) -> list[int]:
         base_type = self.words[base]
@@ -417,7 +413,7 @@ class _IntegerGraphImport(GraphRewriter):
 
     # -- parts ------------------------------------------------------------------------------------
 
-    def _check_words(self, name: str, quantized: QuantizedType) -> None:
+    def _record_words(self, name: str, quantized: QuantizedType) -> None:
         self.words[name] = quantized
         self.placement.kinds[name] = ValueKind("words", name)
 

@@ -77,7 +77,7 @@ def gemm(
         raise InvalidNode(f"a product of {x} and {weights}, wanted matrices")
     if bias is not None and beta == 0.0:
         bias = None
-    if weights.array is not None and not flags["transA"] and x.rank == 2:
+    if weights.array is not None and not flags["transA"]:
         rows = weights.array if flags["transB"] else weights.array.T
         row = _linear_bias(bias, beta, rows.shape[0])
         if row is not None:

@@ -186,22 +186,22 @@ _REDUCTIONS = (
 )  # fmt: skip
 
 
-def _empty(
-    shape: tuple[int, ...], dtype: DType, axes: list[int], keepdims: bool, reduction: _Reduction
-) -> Array:
+def _empty(x: Value | Array, axes: list[int], keepdims: bool, reduction: _Reduction) -> Array:
     """Returns the result of reducing axes without elements, an array filled with one value.
 
     Integers and logicals get the nearest value that their type has.
     """
-    result_shape = [1 if a in axes else n for a, n in enumerate(shape) if keepdims or a not in axes]
+    result_shape = [
+        1 if a in axes else n for a, n in enumerate(x.shape) if keepdims or a not in axes
+    ]
     value: float | bool = reduction.empty
-    if dtype.kind == "b":
+    if x.dtype.kind == "b":
         value = value > 0
-    elif dtype.kind in "iu":
-        limits = np.iinfo(dtype.name)
+    elif x.dtype.kind in "iu":
+        limits = np.iinfo(x.dtype.name)
         value = int(np.clip(np.nan_to_num(value), float(limits.min), float(limits.max)))
         value = min(max(value, limits.min), limits.max)
-    return np.full(result_shape, value, dtype)
+    return np.full(result_shape, value, x.dtype)
 
 
 def _checked(
@@ -231,7 +231,7 @@ def _declare_reduction(reduction: _Reduction) -> None:
         stated_axes = None if axes is None else np.ravel(axes)
         reduced = _checked(x, x.ndim, stated_axes, noop_with_empty_axes, reduction)
         if any(x.shape[axis] == 0 for axis in reduced):
-            return _empty(x.shape, x.dtype, reduced, keepdims, reduction)
+            return _empty(x, reduced, keepdims, reduction)
         widened = x if x.dtype.kind == "b" else x.astype(np.int64)
         assert reduction.fold is not None
         result = reduction.fold(widened, axis=tuple(reduced), keepdims=keepdims)
@@ -247,7 +247,7 @@ def _declare_reduction(reduction: _Reduction) -> None:
     ) -> Value:
         axes = _checked(x, x.rank, axes, noop_with_empty_axes, reduction)
         if 0 in x.shape:
-            empty = Value.known(_empty(x.shape, x.dtype, axes, True, reduction))
+            empty = Value.known(_empty(x, axes, True, reduction))
             y = empty.counted({axis: n for axis, n in x.counts.items() if axis not in axes})
             return y if keepdims else y.squeeze(axes)
         if not axes and reduction.of_floats is None:
@@ -276,9 +276,10 @@ for _reduction in _REDUCTIONS:
     _declare_reduction(_reduction)
 
 
-def _declare_position(name: str, limit: Reduce, best: float) -> None:
-    """Declares ArgMax or ArgMin; ``limit`` reduces integers, and ``best`` marks what it finds."""
+def _declare_position(name: str, best: float) -> None:
+    """Declares ArgMax or ArgMin; ``best`` marks the elements that they look for."""
     nnef = POSITIONS[name]
+    limit = nnef.removeprefix("arg")
 
     @op(name, nnef)
     def form(
@@ -290,11 +291,11 @@ def _declare_position(name: str, limit: Reduce, best: float) -> None:
     ) -> Value:
         axis = checked_axis(axis, x.rank)
         if x.kind == "integer" and not interval_of(x).within(EXACT):
-            x = x.eq(limit(x, [axis])).select(best, 0.0)
+            x = x.eq(_integer_limit(limit, x, [axis])).select(best, 0.0)
         x = x.scalar()
         extent, search = x.shape[axis], nnef
         if select_last_index and axis in x.counts:
-            is_best = x.eq(_limit_of(nnef, x, axis))
+            is_best = x.eq(add_operator(limit, x, axes=[axis]))
             x, search = masked(is_best.select(1.0, 0.0), [axis], -1.0), "argmax_reduce"
         if select_last_index:
             x = x.take({axis: range(extent - 1, -1, -1)})
@@ -303,13 +304,8 @@ def _declare_position(name: str, limit: Reduce, best: float) -> None:
         return (y if keepdims else y.squeeze([axis])).typed(np.int64)
 
 
-_declare_position("ArgMax", _MAX, 1.0)
-_declare_position("ArgMin", _MIN, -1.0)
-
-
-def _limit_of(search: str, x: Value, axis: int) -> Value:
-    """Returns the largest number along an axis, or the smallest for ``argmin_reduce``."""
-    return x.max_reduce(axes=[axis]) if search == "argmax_reduce" else x.min_reduce(axes=[axis])
+_declare_position("ArgMax", 1.0)
+_declare_position("ArgMin", -1.0)
 
 
 # -- sorting and running sums --------------------------------------------------------------------
@@ -480,7 +476,6 @@ def group_norm(
 
 @op("LayerNormalization", "moments, batch_normalization")
 def layer_normalization(
-    call: OnnxCall,
     x: Value,
     scale: Value,
     offset: Value | None = None,
@@ -488,11 +483,9 @@ def layer_normalization(
     axis: int = -1,
     epsilon: float = 1e-5,
     stash_type: int = 1,
-) -> list[Value | None]:
+) -> list[Value]:
     axes = range(checked_axis(axis, x.rank), x.rank)
     y, mean, variance = _normalize_last(x, axes, epsilon, scale, offset)
-    if not call.wants(1) and not call.wants(2):
-        return [y, None, None]
     return [y, mean, (variance + epsilon).rsqrt()]
 
 

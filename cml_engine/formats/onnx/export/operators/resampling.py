@@ -280,8 +280,7 @@ def _cells(c: ExportCall, axis: int) -> ExportTensor:
     size = (last - first).Max(0.0)
     # integer arithmetic avoids the rounding error of the float quotients
     step = (size.cast("integer") / cells).cast("scalar")
-    low = (size.cast("integer") / cells).cast("scalar")
-    cell_size = low + (low * float(cells) < size).cast("scalar")
+    cell_size = step + (step * float(cells) < size).cast("scalar")
     start = first + _numbers(c, cells, 1, cells, 1) * step
     positions = _numbers(c, extent, 1, 1, extent)
     is_before_end = positions < start + cell_size
