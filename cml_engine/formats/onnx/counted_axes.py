@@ -161,13 +161,12 @@ def is_same(a: Value, b: Value) -> bool:
 def fit(values: Sequence[Value], axes: Sequence[int]) -> list[Value]:
     """Returns values whose counted axes are equally long, cut to the shortest."""
     shortest = min(v.shape[axis] for v, axis in zip(values, axes, strict=True))
-    return [
-        _plain_slice(v, axis, shortest) if v.shape[axis] > shortest else v
-        for v, axis in zip(values, axes, strict=True)
-    ]
+    return [_cut(v, axis, shortest) for v, axis in zip(values, axes, strict=True)]
 
 
-def _plain_slice(x: Value, axis: int, end: int) -> Value:
+def _cut(x: Value, axis: int, end: int) -> Value:
+    if x.shape[axis] <= end:
+        return x
     attrs = {"axes": [axis], "begin": [0], "end": [end]}
     (y,) = current_import().plain_node("slice", [x], 1, attrs)
     return y.typed(x.dtype).declare(x.counts)
@@ -179,25 +178,22 @@ def shared(values: Sequence[Value], axes: Sequence[int]) -> tuple[list[Value], V
     Extents of 1 broadcast. Raises an error if the counts are not provably equal. The operands
     are cut to the same extent.
     """
-    pairs = [(i, v.counts[axis]) for i, (v, axis) in enumerate(zip(values, axes, strict=True))
-             if axis in v.counts]  # fmt: skip
-    if not pairs:
+    pairs = list(zip(values, axes, strict=True))
+    counted = [(v, axis) for v, axis in pairs if axis in v.counts]
+    if not counted:
         return list(values), None
-    first, count = pairs[0]
-    for v, axis in zip(values, axes, strict=True):
+    first, first_axis = counted[0]
+    count = first.counts[first_axis]
+    for v, axis in pairs:
         if axis not in v.counts and v.shape[axis] != 1:
             reason = f"another input has {v.shape[axis]} elements there"
-            raise counted_error(values[first], axes[first], reason)
+            raise counted_error(first, first_axis, reason)
         if axis in v.counts and not is_same(v.counts[axis], count):
             origin = current_import().origin_of(v.counts[axis])
             reason = f"another input has a number of its own there ({origin})"
-            raise counted_error(values[first], axes[first], reason)
-    numbers = [i for i, _ in pairs]
-    fitted = list(values)
-    cut = fit([values[i] for i in numbers], [axes[i] for i in numbers])
-    for i, value in zip(numbers, cut, strict=True):
-        fitted[i] = value
-    return fitted, count
+            raise counted_error(first, first_axis, reason)
+    shortest = min(v.shape[axis] for v, axis in counted)
+    return [_cut(v, axis, shortest) for v, axis in pairs], count
 
 
 def number_of(x: Value, axes: Sequence[int]) -> Extent:

@@ -165,15 +165,21 @@ def element_type(default: int | None = None) -> Any:
 
 def _declared(parameter: inspect.Parameter) -> Attr:
     """Returns the declaration of an attribute from a function's parameter."""
-    declaration, type_name = parameter.default, _type_of(parameter)
-    if not isinstance(declaration, Attr):
-        is_missing = declaration is inspect.Parameter.empty
-        declaration = Attr(default=None if is_missing else declaration, required=is_missing)
+    declaration, type_name = _stated(parameter), _type_of(parameter)
     if declaration.kind is not object:
         return declaration
     is_list = type_name.startswith("list[")
     value_type = _TYPES.get(type_name.removeprefix("list[").removesuffix("]"), float)
     return replace(declaration, kind=value_type, many=is_list)
+
+
+def _stated(parameter: inspect.Parameter) -> Attr:
+    """Returns a parameter's default as a declaration, in which the type may be missing."""
+    default = parameter.default
+    if isinstance(default, Attr):
+        return default
+    is_missing = default is inspect.Parameter.empty
+    return Attr(default=None if is_missing else default, required=is_missing)
 
 
 def _type_of(parameter: inspect.Parameter) -> str:
@@ -258,13 +264,9 @@ class OnnxCall:
         return [results] if isinstance(results, Value) else list(results)
 
     def _input(self, position: int, parameter: inspect.Parameter) -> object:
-        default = parameter.default
-        default = default.default if isinstance(default, Attr) else default
-        is_optional = default is not inspect.Parameter.empty and not (
-            isinstance(parameter.default, Attr) and parameter.default.required
-        )
-        if is_optional and not (position < self.schema.inputs and self.has(position)):
-            return default
+        stated = _stated(parameter)
+        if not stated.required and not (position < self.schema.inputs and self.has(position)):
+            return stated.default
         name = parameter.name.replace("_", " ")
         reader = _READERS.get(_type_of(parameter))
         value = self[position]

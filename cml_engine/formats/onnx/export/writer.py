@@ -132,7 +132,7 @@ class OnnxWriter:
 
     def _operand(self, name: str) -> ExportOperand:
         if name in self._quant_params:
-            return ExportOperand(self._dequantized(name), self._graph.facts[name], stored=True)
+            return ExportOperand(self._dequantized(name), self._graph.facts[name])
         value = None if name in self._state else self._graph.constants.get(name)
         return ExportOperand(name, self._graph.facts[name], value)
 
@@ -317,11 +317,11 @@ class OnnxWriter:
         quantization = (self._constant(scale), self._constant(np.zeros((), dtype_name)))
         integers_name = self._new_name(f"{name}_words")
         if line.signed and source != name:  # ONNX has one more negative integer than words
-            bounds = [
-                np.array(bound * scale, np.float32) for bound in (line.range.low, line.range.high)
+            limits = [
+                self._constant(np.array(bound * scale, np.float32))
+                for bound in (line.range.low, line.range.high)
             ]
             clipped = self._new_name(f"{name}_clipped")
-            limits = [self._constant(bound) for bound in bounds]
             self._nodes.append(OutNode("Clip", (source, *limits), (clipped,)))
             source = clipped
         self._nodes += [
@@ -347,16 +347,15 @@ class OnnxWriter:
             return constant_name(len(stored) - 1)
 
         node = graph.nodes[index]
-        computed = {*self._state, *self._quant_params}
-        operands = [
-            ExportOperand(name, graph.facts[name], None, stored=True)
-            if name in computed
-            else ExportOperand(name, graph.facts[name], graph.constants.get(name))
-            for name in node.inputs
-        ]
+        known = graph.constants.keys() - {*self._state, *self._quant_params}
         call = ExportCall(
             node=node,
-            operands=operands,
+            operands=[
+                ExportOperand(
+                    name, graph.facts[name], graph.constants[name] if name in known else None
+                )
+                for name in node.inputs
+            ],
             results=[graph.facts[name] for name in node.outputs],
             opset=self._opset,
             constants=record,

@@ -50,14 +50,22 @@ def integer_sum(x: Value, axes: list[int]) -> Value:
     They compute in floats if all sums are exact there, otherwise by an integer matrix product.
     """
     x = masked(x, axes, 0.0)
-    kept_axes = [axis for axis in range(x.rank) if axis not in axes]
     count = prod(x.shape[axis] for axis in axes)
     if sum_of(interval_of(x), count).within(EXACT):
         return x.scalar().sum_reduce(axes=axes).cast("integer")
-    rows = x.transpose([*kept_axes, *axes]).reshape([-1, count])
-    result_shape = [1 if axis in axes else n for axis, n in enumerate(x.shape)]
-    y = rows.int_matmul(Value.known(np.ones((count, 1), np.int64)))
-    return y.reshape(result_shape).counted(x.counts)
+    y = _rows(x, axes).int_matmul(Value.known(np.ones((count, 1), np.int64)))
+    return y.reshape(_reduced_shape(x, axes)).counted(x.counts)
+
+
+def _rows(x: Value, axes: list[int]) -> Value:
+    """Returns a matrix with a row for each result of a reduction over ``axes``."""
+    kept_axes = [axis for axis in range(x.rank) if axis not in axes]
+    count = prod(x.shape[axis] for axis in axes)
+    return x.transpose([*kept_axes, *axes]).reshape([-1, count])
+
+
+def _reduced_shape(x: Value | Array, axes: list[int]) -> list[int]:
+    return [1 if axis in axes else n for axis, n in enumerate(x.shape)]
 
 
 _LOW_BITS = 12
@@ -116,14 +124,12 @@ def _wrapped(total: Value, dtype: DType) -> Value:
 def _integer_product(x: Value, axes: list[int]) -> Value:
     """Adds products of both halves of the elements until one is left; returns the result."""
     x = masked(x, axes, 1.0)
-    kept_axes = [axis for axis in range(x.rank) if axis not in axes]
-    result_shape = [1 if axis in axes else n for axis, n in enumerate(x.shape)]
-    y = x.transpose([*kept_axes, *axes]).reshape([-1, prod(x.shape[axis] for axis in axes)])
+    y = _rows(x, axes)
     while (count := y.shape[1]) > 1:
         half = count // 2
         products = y.slice(1, 0, half) * y.slice(1, half, 2 * half)
         y = concat([products, y.slice(1, 2 * half, count)], 1)
-    return y.reshape(result_shape).counted(x.counts)
+    return y.reshape(_reduced_shape(x, axes)).counted(x.counts)
 
 
 # -- reductions ----------------------------------------------------------------------------------
@@ -186,14 +192,11 @@ _REDUCTIONS = (
 )  # fmt: skip
 
 
-def _empty(x: Value | Array, axes: list[int], keepdims: bool, reduction: _Reduction) -> Array:
+def _empty(x: Value | Array, axes: list[int], reduction: _Reduction) -> Array:
     """Returns the result of reducing axes without elements, an array filled with one value.
 
     Integers and logicals get the nearest value that their type has.
     """
-    result_shape = [
-        1 if a in axes else n for a, n in enumerate(x.shape) if keepdims or a not in axes
-    ]
     value: float | bool = reduction.empty
     if x.dtype.kind == "b":
         value = value > 0
@@ -201,22 +204,18 @@ def _empty(x: Value | Array, axes: list[int], keepdims: bool, reduction: _Reduct
         limits = np.iinfo(x.dtype.name)
         value = int(np.clip(np.nan_to_num(value), float(limits.min), float(limits.max)))
         value = min(max(value, limits.min), limits.max)
-    return np.full(result_shape, value, x.dtype)
+    return np.full(_reduced_shape(x, axes), value, x.dtype)
 
 
 def _checked(
-    x: Value | Array,
-    rank: int,
-    axes: Sequence[int] | Array | None,
-    noop: bool,
-    reduction: _Reduction,
+    x: Value | Array, axes: list[int] | Array | None, noop: bool, reduction: _Reduction
 ) -> list[int]:
     """Returns the axes to reduce: without ``axes`` all, or none with ``noop``."""
     if x.dtype.kind == "b" and reduction.name not in ("ReduceMax", "ReduceMin"):
         raise InvalidNode(f"it wants numbers, got {x.dtype}{list(x.shape)}")
-    if axes is not None and len(axes):
-        return checked_axes([int(axis) for axis in axes], rank)
-    return [] if noop else list(range(rank))
+    if axes is not None and np.size(axes):
+        return checked_axes(np.ravel(axes).tolist(), len(x.shape))
+    return [] if noop else list(range(len(x.shape)))
 
 
 def _declare_reduction(reduction: _Reduction) -> None:
@@ -228,10 +227,10 @@ def _declare_reduction(reduction: _Reduction) -> None:
         keepdims: bool = True,
         noop_with_empty_axes: bool = False,
     ) -> Array:
-        stated_axes = None if axes is None else np.ravel(axes)
-        reduced = _checked(x, x.ndim, stated_axes, noop_with_empty_axes, reduction)
+        reduced = _checked(x, axes, noop_with_empty_axes, reduction)
         if any(x.shape[axis] == 0 for axis in reduced):
-            return _empty(x, reduced, keepdims, reduction)
+            empty = _empty(x, reduced, reduction)
+            return empty if keepdims else empty.squeeze(tuple(reduced))
         widened = x if x.dtype.kind == "b" else x.astype(np.int64)
         assert reduction.fold is not None
         result = reduction.fold(widened, axis=tuple(reduced), keepdims=keepdims)
@@ -245,16 +244,16 @@ def _declare_reduction(reduction: _Reduction) -> None:
         keepdims: bool = True,
         noop_with_empty_axes: bool = attribute(False, since=last + 1),
     ) -> Value:
-        axes = _checked(x, x.rank, axes, noop_with_empty_axes, reduction)
+        axes = _checked(x, axes, noop_with_empty_axes, reduction)
         if 0 in x.shape:
-            empty = Value.known(_empty(x, axes, True, reduction))
-            y = empty.counted({axis: n for axis, n in x.counts.items() if axis not in axes})
-            return y if keepdims else y.squeeze(axes)
-        if not axes and reduction.of_floats is None:
+            counts = {axis: n for axis, n in x.counts.items() if axis not in axes}
+            y = Value.known(_empty(x, axes, reduction)).counted(counts)
+        elif not axes and reduction.of_floats is None:
             return x
-        if not axes:  # reduce an appended axis of extent 1
-            x, axes, keepdims = x.unsqueeze([x.rank]), [x.rank], False
-        y = _reduce(x, axes, reduction)
+        else:
+            if not axes:  # reduce an appended axis of extent 1
+                x, axes, keepdims = x.unsqueeze([x.rank]), [x.rank], False
+            y = _reduce(x, axes, reduction)
         return y if keepdims else y.squeeze(axes)
 
 

@@ -123,31 +123,28 @@ def resize(
     if coordinate_transformation_mode == _CROP and roi is not None:
         region = numbers(roi, "the region").tolist()
         regions = list(zip(region[: len(resized_axes)], region[len(resized_axes) :], strict=True))
-    known_scales = None if scales is None or scales.shape == (0,) else scales
-    factors: list[float] = (
-        [] if known_scales is None else numbers(known_scales, "the scales").tolist()
-    )
-    extents = None if sizes is None else ints(sizes, "the sizes")
-    if (known_scales is None) == (extents is None):
-        raise InvalidNode("it wants either scales or sizes")
-    if extents is not None:
-        factors = [size / x.shape[a] for size, a in zip(extents, resized_axes, strict=True)]
+    extents = [x.shape[axis] for axis in resized_axes]
+    if scales is not None and scales.shape == (0,):
+        scales = None
+    if scales is not None and sizes is None:
+        factors = numbers(scales, "the scales").tolist()
+        if len(factors) != len(extents):
+            raise InvalidNode(f"{len(factors)} scales of {len(extents)} axes")
+        lengths = [n * (end - start) for n, (start, end) in zip(extents, regions, strict=True)]
+        new_extents = list(map(_scaled_extent, lengths, factors))
+    elif sizes is not None and scales is None:
+        new_extents = ints(sizes, "the sizes")
+        factors = [new / n for new, n in zip(new_extents, extents, strict=True)]
         if keep_aspect_ratio_policy != "stretch":
             scale = (min if keep_aspect_ratio_policy == "not_larger" else max)(factors)
-            extents = [int(np.floor(scale * x.shape[a] + 0.5)) for a in resized_axes]
+            new_extents = [int(np.floor(scale * n + 0.5)) for n in extents]
             factors = [scale] * len(factors)
-    if len(factors) != len(resized_axes):
-        raise InvalidNode(f"{len(factors)} scales of {len(resized_axes)} axes")
+    else:
+        raise InvalidNode("it wants either scales or sizes")
+    is_scaled = sizes is None or keep_aspect_ratio_policy != "stretch"
     resized = [ResizeAxis(n, n, 1.0) for n in x.shape]
-    for i, axis in enumerate(resized_axes):
-        n, (region_start, region_end) = x.shape[axis], regions[i]
-        size = (
-            _scaled_extent(n * (region_end - region_start), factors[i])
-            if extents is None
-            else extents[i]
-        )
-        is_scaled = extents is None or keep_aspect_ratio_policy != "stretch"
-        resized[axis] = ResizeAxis(n, size, factors[i], is_scaled, regions[i])
+    for axis, n, factor, region in zip(resized_axes, new_extents, factors, regions, strict=True):
+        resized[axis] = ResizeAxis(x.shape[axis], n, factor, is_scaled, region)
     rule = ResizeRule(
         mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, exclude_outside,
         antialias, extrapolation_value,

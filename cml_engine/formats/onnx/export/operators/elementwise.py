@@ -166,15 +166,12 @@ def _unsigned_quotient(c: ExportCall) -> ExportTensor:
 
 @rule("random_bits", onnx="its rounds, of uint32", function=True, since=18)
 def _random_bits(c: ExportCall) -> ExportTensor:
-    def number(value: int) -> ExportTensor:
-        return c.constant(np.array(value, np.uint32))
-
     row, column, draw, seed, stream = (tensor.cast("uint32") for tensor in c.aligned())
-    index, zero = row + column, number(0)
-    words = [index.BitShift(number(2), direction="RIGHT"), draw, zero, zero]
+    index, zero = row + column, _unsigned(c, 0)
+    words = [index.BitShift(_unsigned(c, 2), direction="RIGHT"), draw, zero, zero]
     for i in range(10):
         keys = [
-            key + number(i * step % 2**32)
+            key + _unsigned(c, i * step % 2**32)
             for key, step in ((seed, 0x9E3779B9), (stream, 0xBB67AE85))
         ]
         (high_a, low_a), (high_b, low_b) = (
@@ -185,7 +182,7 @@ def _random_bits(c: ExportCall) -> ExportTensor:
             high_b.BitwiseXor(words[1]).BitwiseXor(keys[0]), low_b,
             high_a.BitwiseXor(words[3]).BitwiseXor(keys[1]), low_a,
         ]  # fmt: skip
-    place = index.BitwiseAnd(number(3)).cast("integer")
+    place = index.BitwiseAnd(_unsigned(c, 3)).cast("integer")
     integers = [word.cast("integer") for word in words]
     result = integers[3]
     for i in range(3):
@@ -193,22 +190,24 @@ def _random_bits(c: ExportCall) -> ExportTensor:
     return result
 
 
+def _unsigned(c: ExportCall, value: int) -> ExportTensor:
+    return c.constant(np.array(value, np.uint32))
+
+
 def _write_product(
     c: ExportCall, x: ExportTensor, factor: int
 ) -> tuple[ExportTensor, ExportTensor]:
     """Writes a product of unsigned integers, as its upper and its lower 32 bits."""
-    mask, half = (c.constant(np.array(value, np.uint32)) for value in (0xFFFF, 16))
-    upper, lower = (
-        c.constant(np.array(value, np.uint32)) for value in (factor >> 16, factor & 0xFFFF)
-    )
-    low, high = x.BitwiseAnd(mask), x.BitShift(half, direction="RIGHT")
-    middle = high * lower + (low * lower).BitShift(half, direction="RIGHT")
+
+    def upper_half(value: ExportTensor) -> ExportTensor:
+        return value.BitShift(_unsigned(c, 16), direction="RIGHT")
+
+    mask, upper, lower = (_unsigned(c, n) for n in (0xFFFF, factor >> 16, factor & 0xFFFF))
+    low, high = x.BitwiseAnd(mask), upper_half(x)
+    middle = high * lower + upper_half(low * lower)
     rest = low * upper + middle.BitwiseAnd(mask)
-    carries = (value.BitShift(half, direction="RIGHT") for value in (middle, rest))
-    result = high * upper
-    for carry in carries:
-        result = result + carry
-    return result, x * c.constant(np.array(factor, np.uint32))
+    result = high * upper + upper_half(middle) + upper_half(rest)
+    return result, x * _unsigned(c, factor)
 
 
 @rule("shift_left", "shift_right", onnx="`BitShift`, guarded: by more than 31 it is 0",
