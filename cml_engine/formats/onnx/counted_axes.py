@@ -47,7 +47,7 @@ def least(a: Extent, b: Extent) -> Extent:
         return a
     if ends(b)[1] <= ends(a)[0]:
         return b
-    return as_value(a).min(b) if isinstance(a, Value) else as_value(b).min(a)
+    return a.min(b) if isinstance(a, Value) else as_value(b).min(a)
 
 
 def greatest(a: Extent, b: Extent) -> Extent:
@@ -56,12 +56,22 @@ def greatest(a: Extent, b: Extent) -> Extent:
         return a
     if ends(b)[0] >= ends(a)[1]:
         return b
-    return as_value(a).max(b) if isinstance(a, Value) else as_value(b).max(a)
+    return a.max(b) if isinstance(a, Value) else as_value(b).max(a)
+
+
+def plus(n: Extent, increment: int) -> Extent:
+    """Returns the sum of two numbers; it adds no operator for an increment of 0."""
+    return n + increment if increment else n
 
 
 def quotient(a: Extent, b: int) -> Extent:
     """Returns the quotient of a number that is not negative, rounded down."""
     return a if b == 1 else a // b if isinstance(a, int) else a / b
+
+
+def quotient_up(n: Extent, divisor: int) -> Extent:
+    """Returns the quotient of a number that is not negative, rounded up."""
+    return quotient(plus(n, divisor - 1), divisor)
 
 
 def product(extents: Sequence[Extent]) -> Extent:

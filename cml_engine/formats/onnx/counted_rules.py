@@ -18,8 +18,9 @@ from cml_engine.formats.onnx.counted_axes import (
     least,
     masked,
     number_of,
+    plus,
     positions,
-    quotient,
+    quotient_up,
     replaced,
     reshaped_counts,
     shared,
@@ -125,9 +126,8 @@ def _slice(call: NnefCall) -> list[Value]:
             continue
         if stride < 0 or begin < 0 or end <= 0:
             raise counted_error(x, axis, "the slice begins at its end")
-        taken = greatest(least(counts[axis], end) - begin if begin else least(counts[axis], end), 0)
-        n = quotient(taken + (stride - 1) if stride > 1 else taken, stride)
-        counts[axis] = as_value(n)
+        taken = greatest(plus(least(counts[axis], end), -begin), 0)
+        counts[axis] = as_value(quotient_up(taken, stride))
     return _results(call.add(), counts)
 
 
@@ -196,8 +196,7 @@ def _pad(call: NnefCall) -> list[Value]:
             x = padded(x, axis, before, after, border)
             padding[axis] = (0, 0)
     counts = {
-        axis: as_value(greatest(n + sum(padding[axis]) if any(padding[axis]) else n, 0))
-        for axis, n in x.counts.items()
+        axis: as_value(greatest(plus(n, sum(padding[axis])), 0)) for axis, n in x.counts.items()
     }
     if not any(a or b for a, b in padding):
         return [x]

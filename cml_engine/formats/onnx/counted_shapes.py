@@ -16,9 +16,11 @@ from cml_engine.formats.onnx.counted_axes import (
     greatest,
     is_same,
     least,
+    plus,
     positions,
     product,
     quotient,
+    quotient_up,
     reshaped_counts,
     room,
     take,
@@ -57,7 +59,7 @@ def elements(value: Value, subject: str) -> list[Extent]:
         return list(ints(value, subject))
     if value.kind != "integer" or value.rank > 1:
         constant(value, subject)
-    found = _Elements().of(value)
+    found = _Elements().of(current_import().tensor(value))
     if not all(isinstance(n, int) or interval_of(n).within(_BOUNDED) for n in found):
         constant(value, subject)
     return found
@@ -70,10 +72,7 @@ class _Elements:
         self._producers = current_import().producers()
         self._builder = current_import().builder
 
-    def of(self, value: Value) -> list[Extent]:
-        return self._of(current_import().tensor(value))
-
-    def _of(self, name: str) -> list[Extent]:
+    def of(self, name: str) -> list[Extent]:
         array = self._builder.constants.get(name)
         if array is not None:
             return [int(n) for n in array.reshape(-1)]
@@ -87,25 +86,25 @@ class _Elements:
         return [value.slice(0, i, i + 1) for i in range(fact.size)]
 
     def _first(self, node: Node) -> list[Extent] | None:
-        return self._of(node.inputs[0])
+        return self.of(node.inputs[0])
 
     def _cast(self, node: Node) -> list[Extent] | None:
         is_integer = self._builder.facts[node.inputs[0]].dtype == node.attrs.dtype == "integer"
-        return self._of(node.inputs[0]) if is_integer else None
+        return self.of(node.inputs[0]) if is_integer else None
 
     def _concat(self, node: Node) -> list[Extent] | None:
-        return [n for name in node.inputs for n in self._of(name)]
+        return [n for name in node.inputs for n in self.of(name)]
 
     def _slice(self, node: Node) -> list[Extent] | None:
         (begin,), (end,) = node.attrs.begin, node.attrs.end
         (stride,) = node.attrs.stride or [1]
-        return self._of(node.inputs[0])[begin:end:stride] if min(begin, end, stride) >= 0 else None
+        return self.of(node.inputs[0])[begin:end:stride] if min(begin, end, stride) >= 0 else None
 
     def _gather(self, node: Node) -> list[Extent] | None:
         indices = self._builder.constants.get(node.inputs[1])
         if indices is None:
             return None
-        found = self._of(node.inputs[0])
+        found = self.of(node.inputs[0])
         return [found[i] for i in indices.reshape(-1)]
 
     def _equal(self, node: Node) -> list[Extent] | None:
@@ -121,7 +120,7 @@ class _Elements:
 
     def _operands(self, node: Node) -> list[list[Extent]]:
         size = self._builder.facts[node.outputs[0]].size
-        found = [self._of(name) for name in node.inputs]
+        found = [self.of(name) for name in node.inputs]
         return [n * size if len(n) == 1 else n for n in found]
 
     _RULES: ClassVar[Mapping[str, Callable[[_Elements, Node], list[Extent] | None]]] = {
@@ -152,8 +151,7 @@ def sliced(x: Value, axis: int, start: Extent, end: Extent, step: int = 1) -> Va
     n, most = extent(x, axis), x.shape[axis]
     start, end = (max(-_FAR, min(i, _FAR)) if isinstance(i, int) else i for i in (start, end))
     if isinstance(start, int) and start >= 0 and step > 0:
-        count = quotient_up(greatest(_clamped_end(n, end) - start if start else
-                                     _clamped_end(n, end), 0), step)  # fmt: skip
+        count = quotient_up(greatest(plus(_clamped_end(n, end), -start), 0), step)
         stop = min(most, end) if isinstance(end, int) and end >= 0 else most
         y = x.take({axis: range(min(start, stop), stop, step)})
         length = min(y.shape[axis], room(count, most))
@@ -171,10 +169,6 @@ def sliced(x: Value, axis: int, start: Extent, end: Extent, step: int = 1) -> Va
         length = min(length, -(start // step))
     index = positions(length) * step + first
     return take(x, axis, index, count)
-
-
-def quotient_up(n: Extent, divisor: int) -> Extent:
-    return n if divisor == 1 else quotient(n + (divisor - 1), divisor)
 
 
 def _difference(a: Extent, b: Extent) -> Extent:
@@ -313,4 +307,4 @@ def padded(x: Value, axis: int, before: int, after: int, border: str) -> Value:
         index = last - (last - index.abs()).abs()
     else:
         index = index.int_mod(n)
-    return take(x, axis, index, greatest(n + (before + after), 0))
+    return take(x, axis, index, greatest(plus(n, before + after), 0))

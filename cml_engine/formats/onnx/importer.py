@@ -149,9 +149,12 @@ class Importer:
         for info in inputs:
             bits = self._bits.get(info.name, INPUT_BITS[0])
             self.emit.intervals[info.name] = of_input(values[info.name].dtype, bits)
-        pairs = [(info.shape or (), values[info.name].shape) for info in inputs]
-        extents = [pair for dims, shape in pairs for pair in zip(dims, shape, strict=False)]
-        symbols = {dim: extent for dim, extent in extents if isinstance(dim, str)}
+        symbols = {
+            dim: extent
+            for info in inputs
+            for dim, extent in zip(info.shape or (), values[info.name].shape, strict=False)
+            if isinstance(dim, str)
+        }
         self._placeholders = Placeholders((*graph.infos, *graph.outputs), symbols)
         results = self.body(graph, GraphScope(values, model.opsets))
         if self._reading is not None:

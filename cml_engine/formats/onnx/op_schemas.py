@@ -122,10 +122,8 @@ class Attr:
 
 
 def _shown(value: object) -> str:
-    for value_type in (OnnxTensor, OnnxGraph):
-        if isinstance(value, value_type):
-            return f"a {_NOUNS[value_type]}"
-    return shortened(repr(value))
+    is_message = isinstance(value, OnnxTensor | OnnxGraph)
+    return f"a {_NOUNS[type(value)]}" if is_message else shortened(repr(value))
 
 
 def attribute(default: Any = None, **more: Any) -> Any:
@@ -431,10 +429,8 @@ def find_schemas(domain: str, name: str) -> Sequence[OnnxOpSchema]:
 
 def find_schema(domain: str, name: str, opset: int) -> OnnxOpSchema | None:
     """Returns the row of an operator that applies to an opset, or None."""
-    for row in find_schemas(domain, name):
-        if row.since <= opset and (not row.until or opset <= row.until):
-            return row
-    return None
+    rows = find_schemas(domain, name)
+    return next((r for r in rows if r.since <= opset <= (r.until or opset)), None)
 
 
 def all_schemas() -> list[OnnxOpSchema]:

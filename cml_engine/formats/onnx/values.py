@@ -157,7 +157,7 @@ class Value(TensorExpression[float]):
 
         That is a copy, because other nodes may read the tensor as it is.
         """
-        if dict(counts) == dict(self.counts):
+        if counts == self.counts:
             return self
         emit = current_import()
         tensor = emit.builder.node("copy", [emit.tensor(self)], f"{emit.base}_copy")
@@ -498,15 +498,14 @@ def needs_constant(value: Value, subject: str, otherwise: str = "") -> NeedsCons
     ``otherwise`` is the end of the message, with another way out.
     """
     inputs = current_import().origins(value.tensor)
-    input_list = ", ".join(f"'{name}'" for name in inputs)
-    from_what = f"it is computed from {input_list}" if inputs else "it is computed"
-    bind = "a constant in its place"
+    origin, bind = "", "a constant in its place"
     if inputs:
+        origin = " from " + ", ".join(f"'{name}'" for name in inputs)
         options = " ".join(f"--constant {name}=VALUE|FILE" for name in inputs)
         bind = f"{options}, or cml.load(…, constants={{'{inputs[0]}': …}})"
     return NeedsConstant(
-        f"{subject} must be known when the model is loaded, and {from_what}: export the model "
-        f"with fixed shapes, or give {bind}{otherwise}",
+        f"{subject} must be known when the model is loaded, and it is computed{origin}: export "
+        f"the model with fixed shapes, or give {bind}{otherwise}",
         current_import().source,
         inputs,
     )
@@ -688,13 +687,12 @@ class Emitter:
     def _constant(self, array: Array, kind: str, name: str) -> str:
         size = array.size * NUMPY_DTYPE[kind].itemsize
         current_budget().check_bytes(size, f"the constant '{name or self.base}'", self.source)
+        wanted = clean(name) or f"{self.base}_constant"
         if kind == "integer" and not (bounds := of_array(array)).within(INT32):
             # no literal: literals of equal bits share one name
-            name = self.builder.variable(
-                clean(name) or f"{self.base}_constant", array.astype(NUMPY_DTYPE[kind]), kind
-            )
-            self.intervals[name] = bounds
-            return name
+            tensor = self.builder.variable(wanted, array.astype(NUMPY_DTYPE[kind]), kind)
+            self.intervals[tensor] = bounds
+            return tensor
         if array.dtype == np.float64:
             # the limits of float64 mean "no limit", as infinity does
             values = distinct(array)
@@ -709,7 +707,7 @@ class Emitter:
             array = converted(array, NUMPY_DTYPE[kind])
         if array.ndim == 0 and not (kind == "scalar" and np.isnan(array)):
             return self.builder.literal(array, kind)
-        return self.builder.variable(clean(name) or f"{self.base}_constant", array, kind)
+        return self.builder.variable(wanted, array, kind)
 
     def variable(self, name: str, step: int = 0) -> Value:
         """Returns a variable of one integer, 0 at first, which every run increases by ``step``."""

@@ -7,8 +7,16 @@ from math import prod
 
 import numpy as np
 
-from cml_engine.formats.onnx.counted_axes import LARGEST, greatest, number_of, room
-from cml_engine.formats.onnx.counted_shapes import counted_by, elements, quotient_up
+from cml_engine.formats.onnx.counted_axes import (
+    LARGEST,
+    extent,
+    greatest,
+    number_of,
+    plus,
+    quotient_up,
+    room,
+)
+from cml_engine.formats.onnx.counted_shapes import counted_by, elements
 from cml_engine.formats.onnx.op_schemas import OnnxCall, attribute, element_type, op
 from cml_engine.formats.onnx.tensors import OnnxTensor, element_dtype
 from cml_engine.formats.onnx.values import (
@@ -53,18 +61,12 @@ def constant(
 
 
 @op("Shape", "known")
-def shape(call: OnnxCall, x: Value, *, start: int = 0, end: int = 0) -> Value:
-    def clamped(name: str, index: int, default: int) -> int:
-        index = max(0, min(x.rank, index + x.rank if index < 0 else index))
-        return index if name in call.node.attributes else default
-
-    begin, end = clamped("start", start, 0), clamped("end", end, x.rank)
-    if any(begin <= axis < end for axis in x.counts):
-        extents = [Value.known(np.array([n], np.int64)) for n in x.shape]
-        for axis, count in x.counts.items():
-            extents[axis] = count
-        return concat(extents[begin:end], 0).typed(np.int64)
-    return Value.known(np.array(x.shape[begin:end], np.int64))
+def shape(x: Value, *, start: int = 0, end: int | None = None) -> Value:
+    axes = range(x.rank)[start:end]
+    if x.counts.keys().isdisjoint(axes):
+        return Value.known(np.array(x.shape[start:end], np.int64))
+    extents = [as_value(extent(x, axis)).reshape([1]) for axis in axes]
+    return concat(extents, 0).typed(np.int64)
 
 
 @op("Size", "known")
@@ -101,8 +103,7 @@ def _counted_range(start: Array, limit: Value, step: Array) -> Value:
     if limit.kind != "integer" or step_size < 1:
         known_value(limit, "the limit")
     (last,) = elements(limit, "the limit")
-    span = greatest(last - first if first else last, 0)
-    count = quotient_up(span, step_size)
+    count = quotient_up(greatest(plus(last, -first), 0), step_size)
     values = first + step_size * np.arange(room(count, LARGEST), dtype=np.int64)
     return counted_by(Value.known(values.astype(start.dtype)), [count])
 
@@ -199,10 +200,10 @@ def dft(
     onesided: bool = False,
 ) -> Value:
     axis = checked_axis(axis, x.rank)
-    extent = x.shape[axis]
+    n = x.shape[axis]
     if length is None:
-        length = 2 * (extent - 1) if inverse and onesided else extent
-    matrix = _transform_matrix(extent, x.shape[-1], length, inverse, onesided)
+        length = 2 * (n - 1) if inverse and onesided else n
+    matrix = _transform_matrix(n, x.shape[-1], length, inverse, onesided)
     order = [*(a for a in range(x.rank - 1) if a != axis), axis, x.rank - 1]
     return _transform(x.transpose(order), matrix).transpose(np.argsort(order).tolist())
 
@@ -250,12 +251,12 @@ def stft(
     onesided: bool = True,
 ) -> Value:
     x = signal if signal.rank == 3 else signal.unsqueeze([2])
-    _, extent, n_parts = x.shape
+    _, n, n_parts = x.shape
     if length is None:
-        length = extent if window is None else window.shape[0]
-    if step < 1 or not 0 < length <= extent:
-        raise InvalidNode(f"frames of {length} every {step} of {extent} values")
-    count = 1 + (extent - length) // step
+        length = n if window is None else window.shape[0]
+    if step < 1 or not 0 < length <= n:
+        raise InvalidNode(f"frames of {length} every {step} of {n} values")
+    count = 1 + (n - length) // step
     allocate([count, length])
     indices = np.arange(count)[:, None] * step + np.arange(length)
     frames = x.gather(Value.known(indices), axis=1)

@@ -244,21 +244,20 @@ def _padded(x: Value, padding: Sequence[tuple[int, int]], mode: str, value: floa
     checked_shape([n + a + b for n, (a, b) in zip(x.shape, padding, strict=True)])
     if not any(a or b for a, b in padding):
         return x
+    padding = list(padding)
     for axis in x.counts:
         before, after = padding[axis]
         if min(before, after) < 0:
             end = extent(x, axis) + min(after, 0)
             x = sliced(x, axis, max(-before, 0), end)
-            padding = [
-                (max(a, 0), max(b, 0)) if i == axis else (a, b) for i, (a, b) in enumerate(padding)
-            ]
+            padding[axis] = max(before, 0), max(after, 0)
         if mode != "constant":
             x = padded(x, axis, *padding[axis], BORDERS[mode])
-            padding = [pair if i != axis else (0, 0) for i, pair in enumerate(padding)]
+            padding[axis] = 0, 0
     if not any(a or b for a, b in padding):
         return x
     if mode != "wrap" and x.kind == "scalar":
-        return x.pad(padding=list(padding), border=BORDERS[mode], value=value)
+        return x.pad(padding=padding, border=BORDERS[mode], value=value)
     for axis, (before, after) in enumerate(padding):
         x = _padded_axis(x, axis, before, after, mode, value)
     return x
