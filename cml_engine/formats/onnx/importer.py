@@ -337,10 +337,8 @@ class Importer:
         self, node: OnnxNode, inputs: Sequence[Value | None]
     ) -> Sequence[Value | None]:
         self.report.add(self.report.unknown, node)
-        try:
+        with _located(self.emit.source, inputs):
             op, attrs, facts = self._placeholders.declare(node, inputs)
-        except CmlError as error:
-            raise type(error)(error.message, self.emit.source) from None
         declaration = self._placeholders.declarations[op]
         return self.emit.placeholder(op, declaration, inputs, attrs, facts)
 
@@ -425,7 +423,7 @@ def _with_shape(info: ValueInfo, graph: OnnxGraph, shapes: Shapes) -> ValueInfo:
 
 
 @contextmanager
-def _located(source: Source, inputs: Sequence[Value | None]) -> Iterator[None]:
+def _located(source: Source | None, inputs: Sequence[Value | None]) -> Iterator[None]:
     """Turns every error of a node's conversion into one of the engine that names the node."""
     try:
         yield

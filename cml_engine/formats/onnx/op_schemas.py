@@ -365,13 +365,14 @@ def op(
     domain: str = "",
     attrs: Mapping[str, Attr] | None = None,
     fold: Callable[..., object] | None = None,
-    inputs: int = MANY,
+    inputs: int | None = None,
     takes_sequences: bool = False,
 ) -> Callable[[F], F]:
     """Returns a decorator that registers a function as the conversion of an operator.
 
     ``attrs`` are attributes that several operators share, or whose names are not Python's: the
-    function takes them by ``**``. The other arguments are fields of :class:`OnnxOpSchema`.
+    function takes them by ``**``. ``inputs`` is the largest number of inputs, by default that of
+    the function's parameters. The other arguments are fields of :class:`OnnxOpSchema`.
     Attributes that begin or end at an opset make a row each.
     """
 
@@ -402,7 +403,7 @@ def op(
             count = names.index(True) if True in names else len(positional)
             row = OnnxOpSchema(
                 name, domain, first, next_first - 1, present, absent, form, positional,
-                takes_call, fold, nnef, MANY if is_many else min(count, inputs), takes_sequences,
+                takes_call, fold, nnef, inputs or (MANY if is_many else count), takes_sequences,
             )  # fmt: skip
             _add_row(row)
         return form

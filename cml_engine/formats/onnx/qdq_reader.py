@@ -16,7 +16,6 @@ from cml_engine.errors import ModelError, Source
 from cml_engine.formats.onnx.model import OnnxModelFile
 from cml_engine.formats.onnx.op_schemas import OnnxCall
 from cml_engine.formats.onnx.operators.convolution import bias_row, convolve
-from cml_engine.formats.onnx.operators.matrix import matmul
 from cml_engine.formats.onnx.operators.quantized import (
     check_zero_points,
     dequantize,
@@ -155,7 +154,6 @@ class QdqReader:
             "QuantizeLinear": self._quantize,
             "DequantizeLinear": self._dequantize,
             "QLinearConv": self._conv,
-            "QLinearMatMul": self._matmul,
         }
 
     def results(self, call: OnnxCall) -> Sequence[Value | None] | None:
@@ -165,10 +163,10 @@ class QdqReader:
         """
         is_same = not call.node.domain or call.node.op in ("QuantizeLinear", "DequantizeLinear")
         op = call.node.op if is_same else call.node.qualified
+        check_zero_points(call)
         if op in QUANTIZED_FORMS:
             return [self._by_form(call, QUANTIZED_FORMS[op])]
         if op in self._converters:
-            check_zero_points(call)
             result = self._converters[op](call)
             return None if result is None else [result]
         if op in _OPERATORS:
@@ -278,14 +276,10 @@ class QdqReader:
         y = convolve(x, weights, bias_row(bias, weights.shape[0]), **call.attrs)
         return self._rounded(y, call[6], call[7])
 
-    def _matmul(self, call: OnnxCall) -> Value:
-        product = matmul(self._numbers(*call.quantized(0)), self._operand(call, 3, -1))
-        return self._rounded(product, call[6], call[7])
-
     def _by_form(self, call: OnnxCall, form: QuantizedForm) -> Value:
-        operands = [self._operand(call, i, form.axis(call)) for i in form.operands(call)]
+        operands = [self._operand(call, i, form.axis(call, i)) for i in form.operands(call)]
         y = form.compute(call, *operands, **call.attrs)
-        if not call.has(form.result):
+        if form.can_be_float and not call.has(form.result):
             return y
         return self._rounded(y, call[form.result], call.optional(form.result + 1))
 

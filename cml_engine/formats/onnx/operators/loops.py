@@ -392,37 +392,17 @@ _declare("RNN", 1, ("Tanh",), _rnn_step)
 
 
 @op("DynamicQuantizeLSTM", "DynamicQuantizeLinear, and LSTM's operators", domain=MICROSOFT,
-    attrs={**_RECURRENT, "input_forget": Attr(bool, False)})  # fmt: skip
-def dynamic_quantize_lstm(
-    x: Value,
-    weights: Value,
-    recurrent: Value,
-    bias: Value | None = None,
-    sequence_lengths: Value | None = None,
-    initial: Value | None = None,
-    initial_cell: Value | None = None,
-    peepholes: Value | None = None,
-    weights_scale: Value = attribute(required=True),
-    weights_zero: Value = attribute(required=True),
-    recurrent_scale: Value = attribute(required=True),
-    recurrent_zero: Value = attribute(required=True),
-    **attributes: Any,
-) -> list[Value]:
+    attrs={**_RECURRENT, "input_forget": Attr(bool, False)}, inputs=12)  # fmt: skip
+def dynamic_quantize_lstm(call: OnnxCall, **attributes: Any) -> list[Value]:
     """Imports DynamicQuantizeLSTM: an LSTM whose weights are integers, with their axes swapped.
 
-    The input and the states are rounded to 256 steps before each product.
+    Behind LSTM's inputs are the scales and zero points of both. The input and the states are
+    rounded to 256 steps before each product.
     """
-    w, r = (
-        _quantized_rows(*given)
-        for given in (
-            (weights, weights_scale, weights_zero),
-            (recurrent, recurrent_scale, recurrent_zero),
-        )
-    )
-    return _lstm(
-        x, w, r, bias, sequence_lengths, initial, initial_cell, peepholes, **attributes,
-        rounded=dynamically_quantized,
-    )  # fmt: skip
+    weights = _quantized_rows(call[1], call[8], call[9])
+    recurrent = _quantized_rows(call[2], call[10], call[11])
+    others = [call.optional(position) for position in range(3, 8)]
+    return _lstm(call[0], weights, recurrent, *others, **attributes, rounded=dynamically_quantized)
 
 
 def _quantized_rows(integers: Value, scale: Value, zero: Value) -> Value:

@@ -63,7 +63,7 @@ def check_zero_points(call: OnnxCall) -> None:
     One number may be of the shape [] or [1]. Weights of products may have one number beside
     several, which ONNX forbids and ONNX Runtime takes.
     """
-    for position in _SCALES[call.node.op]:
+    for position in _SCALES.get(call.node.op, ()):
         if not call.has(position + 1):
             continue
         scale, zero = call[position], call[position + 1]
@@ -209,23 +209,6 @@ def dynamic_quantize_linear(x: Value) -> list[Value]:
 # -- products ------------------------------------------------------------------------------------
 
 
-@op("QLinearMatMul", "cast, sub, mul, matmul, round_even, clamp")
-def qlinear_matmul(
-    call: OnnxCall, a: Value, a_scale: Value, a_zero: Value, b: Value, b_scale: Value,
-    b_zero: Value, y_scale: Value, y_zero: Value,
-) -> Value:  # fmt: skip
-    check_zero_points(call)
-    rows = [1] * (a.rank - 2)
-    a_scale, a_zero = (_column(v, [*rows, *v.shape, 1]) for v in (a_scale, a_zero))
-    product = matmul(dequantize(a, a_scale, a_zero), dequantize(b, b_scale, b_zero, -1))
-    return quantize(product, y_scale, y_zero)
-
-
-def _column(value: Value, shape: list[int]) -> Value:
-    """Returns a vector reshaped to broadcast along an axis; a single number stays."""
-    return value if value.rank != 1 or value.shape == (1,) else value.reshape(shape)
-
-
 @op("QLinearConv", "cast, sub, mul, conv, round_even, clamp", attrs=CONV)
 def qlinear_conv(
     call: OnnxCall, x: Value, x_scale: Value, x_zero: Value, weights: Value, w_scale: Value,
@@ -234,9 +217,7 @@ def qlinear_conv(
 ) -> Value:  # fmt: skip
     check_zero_points(call)
     numbers = dequantize(x, x_scale, x_zero)
-    ones = [1] * (weights.rank - 1)
-    scale, zero = (_column(v, [*v.shape, *ones]) for v in (w_scale, w_zero))
-    weight_values = dequantize(weights, scale, zero)
+    weight_values = dequantize(weights, w_scale, w_zero, 0)
     bias_row: Value | float = 0.0
     if bias is not None:
         per_channel(bias, weights.shape[0], "the bias")

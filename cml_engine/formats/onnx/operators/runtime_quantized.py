@@ -1,4 +1,4 @@
-"""Imports quantized operators of ONNX Runtime's own tools.
+"""Imports quantized operators by forms, most of them of ONNX Runtime's own tools.
 
 They compute with the numbers that the integers represent. Those whose result is quantized too have
 a :class:`QuantizedForm`, by which an integer network takes them.
@@ -6,11 +6,11 @@ a :class:`QuantizedForm`, by which an integer network takes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cml_engine.formats.onnx.op_schemas import MICROSOFT, Attr, OnnxCall, attribute, op
+from cml_engine.formats.onnx.op_schemas import MANY, MICROSOFT, Attr, OnnxCall, op
 from cml_engine.formats.onnx.operators.convolution import (
     POOL,
     average_pool,
@@ -18,6 +18,7 @@ from cml_engine.formats.onnx.operators.convolution import (
 )
 from cml_engine.formats.onnx.operators.matrix import TURNS, gemm, matmul
 from cml_engine.formats.onnx.operators.quantized import (
+    check_zero_points,
     dequantize,
     dynamic_quantize_linear,
     quantize,
@@ -36,53 +37,47 @@ class QuantizedForm:
     operands : returns the positions of the operands; each is followed by its scale and zero point.
     result : the position of the result's scale, which is followed by its zero point.
     compute : adds the operators for the node, its operands as numbers and its attributes.
-    axis : returns the axis of operands along which they have several scales.
+    axis : returns the axis along which the operand at a position has several scales.
+    can_be_float : whether the result is a tensor of floats if its scale is left out.
     """
 
     operands: Callable[[OnnxCall], Sequence[int]]
     result: int
     compute: Compute
-    axis: Callable[[OnnxCall], int] = lambda call: -1
+    axis: Callable[[OnnxCall, int], int] = lambda call, position: -1
+    can_be_float: bool = False
 
 
 #: by an operator's domain and name
 QUANTIZED_FORMS: dict[str, QuantizedForm] = {}
 
 
-def _form(name: str, form: QuantizedForm) -> str:
-    QUANTIZED_FORMS[f"{MICROSOFT}:{name}"] = form
-    return name
+def _declare(
+    name: str,
+    nnef: str,
+    form: QuantizedForm,
+    inputs: int,
+    attrs: Mapping[str, Attr] | None = None,
+    domain: str = MICROSOFT,
+) -> None:
+    """Declares an operator with at most ``inputs`` inputs by its form."""
+    QUANTIZED_FORMS[f"{domain}:{name}" if domain else name] = form
 
+    @op(name, nnef, domain=domain, attrs=attrs, inputs=inputs)
+    def in_floats(call: OnnxCall, **attributes: Any) -> Value:
+        check_zero_points(call)
+        operands = [dequantize(*call.quantized(i), form.axis(call, i)) for i in form.operands(call)]
+        y = form.compute(call, *operands, **attributes)
+        if form.can_be_float and not call.has(form.result):
+            return y
+        return quantize(y, call[form.result], call.optional(form.result + 1))
 
-def _in_floats(call: OnnxCall, attributes: dict[str, Any]) -> Value:
-    """Imports a node by its :class:`QuantizedForm` for a network of floats."""
-    form = QUANTIZED_FORMS[call.node.qualified]
-    operands = [dequantize(*call.quantized(i), form.axis(call)) for i in form.operands(call)]
-    y = form.compute(call, *operands, **attributes)
-    if not call.has(form.result):
-        return y
-    return quantize(y, call[form.result], call.optional(form.result + 1))
-
-
-_REQUIRED: Any = attribute(required=True)
 
 # -- of one operand ------------------------------------------------------------------------------
 
 
-def _unary(name: str, nnef: str, compute: Compute, attrs: dict[str, Attr] | None = None) -> None:
-    form = QuantizedForm(lambda call: (0,), 3, compute)
-
-    @op(_form(name, form), nnef, attrs=attrs, domain=MICROSOFT)
-    def convert(
-        call: OnnxCall,
-        x: Value,
-        x_scale: Value,
-        x_zero: Value | None = None,
-        y_scale: Value = _REQUIRED,
-        y_zero: Value | None = None,
-        **attributes: Any,
-    ) -> Value:
-        return _in_floats(call, attributes)
+def _unary(name: str, nnef: str, compute: Compute, attrs: Mapping[str, Attr] | None = None) -> None:
+    _declare(name, nnef, QuantizedForm(lambda call: (0,), 3, compute), 5, attrs)
 
 
 def _softmax(call: OnnxCall, x: Value, *, axis: int, opset: int) -> Value:
@@ -117,51 +112,6 @@ _unary("QLinearGlobalAveragePool", "mean_reduce, quantized", _channels_first(glo
 # -- of several operands -------------------------------------------------------------------------
 
 
-def _binary(name: str, nnef: str, compute: Compute) -> None:
-    form = QuantizedForm(lambda call: (0, 3), 6, compute)
-
-    @op(_form(name, form), nnef, domain=MICROSOFT)
-    def convert(
-        call: OnnxCall,
-        a: Value,
-        a_scale: Value,
-        a_zero: Value | None = None,
-        b: Value = _REQUIRED,
-        b_scale: Value = _REQUIRED,
-        b_zero: Value | None = None,
-        c_scale: Value = _REQUIRED,
-        c_zero: Value | None = None,
-    ) -> Value:
-        return _in_floats(call, {})
-
-
-_binary("QLinearAdd", "add, quantized", lambda call, a, b: a + b)
-_binary("QLinearMul", "mul, quantized", lambda call, a, b: a * b)
-
-
-_WHERE = QuantizedForm(lambda call: (1, 4), 7, lambda call, x, y: call[0].select(x, y))
-
-
-@op(_form("QLinearWhere", _WHERE), "select, quantized", domain=MICROSOFT)
-def qlinear_where(
-    call: OnnxCall, condition: Value, x: Value, x_scale: Value, x_zero: Value, y: Value,
-    y_scale: Value, y_zero: Value, z_scale: Value, z_zero: Value,
-) -> Value:  # fmt: skip
-    return _in_floats(call, {})
-
-
-_CONCAT = QuantizedForm(
-    lambda call: range(2, len(call.inputs), 3),
-    0,
-    lambda call, *parts, axis: concat(parts, checked_axis(axis, parts[0].rank)),
-)
-
-
-@op(_form("QLinearConcat", _CONCAT), "concat, quantized", domain=MICROSOFT)
-def qlinear_concat(call: OnnxCall, scale: Value, zero: Value, *parts: Value, axis: int) -> Value:
-    return _in_floats(call, {"axis": axis})
-
-
 def _quantized_gemm(call: OnnxCall, a: Value, b: Value, *, alpha: float, **turns: int) -> Value:
     bias = None
     if call.has(6):
@@ -170,18 +120,25 @@ def _quantized_gemm(call: OnnxCall, a: Value, b: Value, *, alpha: float, **turns
     return gemm(a, b, bias, alpha=alpha, beta=alpha, **turns)
 
 
-_GEMM = QuantizedForm(
-    lambda call: (0, 3), 7, _quantized_gemm, lambda call: 0 if call.attrs["transB"] else -1
-)
-
-
-@op(_form("QGemm", _GEMM), "linear, quantized", attrs=TURNS, domain=MICROSOFT)
-def qgemm(
-    call: OnnxCall, a: Value, a_scale: Value, a_zero: Value, b: Value, b_scale: Value,
-    b_zero: Value, c: Value | None = None, y_scale: Value | None = None,
-    y_zero: Value | None = None, *, alpha: float = 1.0, **turns: int,
-) -> Value:  # fmt: skip
-    return _in_floats(call, {"alpha": alpha, **turns})
+_declare("QLinearMatMul", "cast, sub, mul, matmul, round_even, clamp",
+         QuantizedForm(lambda call: (0, 3), 6, lambda call, a, b: matmul(a, b),
+                       lambda call, position: -1 if position else -2), 8, domain="")  # fmt: skip
+_declare("QLinearAdd", "add, quantized",
+         QuantizedForm(lambda call: (0, 3), 6, lambda call, a, b: a + b), 8)  # fmt: skip
+_declare("QLinearMul", "mul, quantized",
+         QuantizedForm(lambda call: (0, 3), 6, lambda call, a, b: a * b), 8)  # fmt: skip
+_declare("QLinearWhere", "select, quantized",
+         QuantizedForm(lambda call: (1, 4), 7, lambda call, x, y: call[0].select(x, y)),
+         9)  # fmt: skip
+_declare("QLinearConcat", "concat, quantized",
+         QuantizedForm(lambda call: range(2, len(call.inputs), 3), 0,
+                       lambda call, *parts, axis: concat(parts, checked_axis(axis, parts[0].rank))),
+         MANY, {"axis": Attr(int, required=True)})  # fmt: skip
+_declare("QGemm", "linear, quantized",
+         QuantizedForm(lambda call: (0, 3), 7, _quantized_gemm,
+                       lambda call, position: 0 if call.attrs["transB"] else -1,
+                       can_be_float=True),
+         9, {**TURNS, "alpha": Attr(float, 1.0)})  # fmt: skip
 
 
 # -- with a result of floats ---------------------------------------------------------------------
