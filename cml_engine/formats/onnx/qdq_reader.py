@@ -26,7 +26,7 @@ from cml_engine.formats.onnx.operators.runtime_quantized import (
     QuantizedForm,
 )
 from cml_engine.formats.onnx.ranges import of_dtype
-from cml_engine.formats.onnx.values import Value, checked_axis, clean, current_import
+from cml_engine.formats.onnx.values import Value, along, checked_axis, clean, current_import
 from cml_engine.ir.graph import Array, Attrs
 
 
@@ -249,8 +249,7 @@ class QdqReader:
             return Value.known(real.array, _constant_name(x, "weights"))
         zeros = 0 if zero is None or zero.array is None else zero.array.astype(np.int64)
         if np.size(zeros) > 1:
-            axis = checked_axis(axis, x.rank)
-            zeros = np.reshape(zeros, [-1 if a == axis else 1 for a in range(x.rank)])
+            zeros = np.reshape(zeros, along(checked_axis(axis, x.rank), x.rank))
         return self._record(x, "weights", x.array.astype(np.int64) - zeros, scale.array, real.array)
 
     def _record(self, x: Value, role: str, integers: Array, scales: Array, real: Array) -> Value:

@@ -552,6 +552,11 @@ def checked_axes(axes: Sequence[int] | None, rank: int) -> list[int]:
     return checked
 
 
+def along(axis: int, rank: int) -> list[int]:
+    """Returns the shape, of ``rank`` axes, in which an array lies along ``axis``."""
+    return [-1 if a == axis else 1 for a in range(rank)]
+
+
 def per_channel(value: Value, count: int, subject: str) -> Value:
     """Returns a value that must have one number for each of ``count`` channels."""
     if value.shape != (count,):

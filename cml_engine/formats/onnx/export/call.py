@@ -168,6 +168,16 @@ class ExportCall:
         return self.fact(0).shape
 
     @property
+    def is_empty(self) -> bool:
+        """True if the first operand has no elements."""
+        return self.fact(0).size == 0
+
+    @property
+    def axis(self) -> int:
+        """The attribute of that name."""
+        return int(self.attrs.axis)
+
+    @property
     def out(self) -> Fact:
         """The type and shape of the first result."""
         return self.results[0]
@@ -288,7 +298,7 @@ class ExportCall:
         """Exports the node by its rule; returns the ONNX nodes, with results called ``names``."""
         if self.opset < rule.since:
             self.require_opset(rule.since, "its ONNX form")
-        is_filled = rule.empty is not None and not self.fact(0).size
+        is_filled = rule.empty is not None and self.is_empty
         converted = self.fill(rule.empty) if is_filled else rule.convert(self)
         computed_names = {
             name for node in self.nodes if node.op != "Constant" for name in node.outputs

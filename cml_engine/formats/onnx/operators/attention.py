@@ -3,9 +3,12 @@ optimised."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
-from cml_engine.formats.onnx.op_schemas import MICROSOFT, at_least, attribute, one_of, op
+from cml_engine.formats.onnx.op_schemas import MICROSOFT, Attr, at_least, attribute, one_of, op
 from cml_engine.formats.onnx.operators.matrix import matmul
 from cml_engine.formats.onnx.values import (
     InvalidNode,
@@ -373,18 +376,23 @@ def group_query_attention(
 # -- positions -----------------------------------------------------------------------------------
 
 _ROTARY = "gather, split, mul, add, sub, concat"
+_ROTATION: Mapping[str, Attr] = {
+    "interleaved": Attr(bool, False),
+    "num_heads": at_least(0, 0),
+    "rotary_embedding_dim": at_least(0, 0),
+}
 
 
-@op("RotaryEmbedding", _ROTARY)
+@op("RotaryEmbedding", _ROTARY, attrs=_ROTATION)
 def rotary_embedding(
     x: Value,
     cosines: Value,
     sines: Value,
     positions: Value | None = None,
     *,
-    interleaved: bool = False,
-    num_heads: int = at_least(0, 0),
-    rotary_embedding_dim: int = at_least(0, 0),
+    interleaved: bool,
+    num_heads: int,
+    rotary_embedding_dim: int,
 ) -> Value:
     if x.rank == 3:
         batch, length, width = x.shape
@@ -398,27 +406,22 @@ def rotary_embedding(
     return y.reshape(x.shape) if x.rank == 3 else y.transpose([0, 2, 1, 3])
 
 
-@op("RotaryEmbedding", _ROTARY, domain=MICROSOFT)
+@op("RotaryEmbedding", _ROTARY, domain=MICROSOFT, attrs=_ROTATION)
 def microsoft_rotary_embedding(
     x: Value,
     positions: Value,
     cosines: Value,
     sines: Value,
     *,
-    interleaved: bool = False,
-    num_heads: int = at_least(0, 0),
-    rotary_embedding_dim: int = at_least(0, 0),
     is_packed_batching: int = 0,
     scale: float = 1.0,
+    **rotation: Any,
 ) -> Value:
     if positions.shape == (1,):
         raise unsupported_error("a single first position")
     if is_packed_batching or scale != 1.0:
         raise unsupported_error("is_packed_batching or a scale")
-    return rotary_embedding(
-        x, cosines, sines, positions, interleaved=interleaved, num_heads=num_heads,
-        rotary_embedding_dim=rotary_embedding_dim,
-    )  # fmt: skip
+    return rotary_embedding(x, cosines, sines, positions, **rotation)
 
 
 def _rotate(x: Value, c: Value, s: Value, size: int, interleaved: bool) -> Value:

@@ -24,6 +24,7 @@ from cml_engine.formats.onnx.values import (
     Value,
     add_operator,
     allocate,
+    along,
     fragment,
     per_channel,
     zeros,
@@ -349,7 +350,7 @@ def _flat_places(
     axes = zip(steps, shape.stride, shape.padding, strict=True)
     for axis, (step, stride, (before, _)) in enumerate(axes, 2):
         axis_offsets = (np.arange(index.shape[axis]) * stride - before) * step
-        first = first + axis_offsets.reshape([-1 if a == axis else 1 for a in range(len(extents))])
+        first = first + axis_offsets.reshape(along(axis, len(extents)))
     window_offsets = Value.known(np.asarray(offsets, np.int64)).gather(index, axis=0)
     return (window_offsets + Value.known(first)).typed(np.int64)
 

@@ -18,6 +18,7 @@ from cml_engine.formats.onnx.values import (
     Value,
     add_operators,
     allocate,
+    along,
     bounded,
     checked_axis,
     checked_shape,
@@ -198,8 +199,7 @@ def tensor_scatter(
     ``first`` gives the start index of each batch item (default 0).
     """
     axis = checked_axis(axis, cache.rank)
-    axis_shape = [-1 if a == axis else 1 for a in range(cache.rank)]
-    steps = np.arange(update.shape[axis]).reshape(axis_shape)
+    steps = np.arange(update.shape[axis]).reshape(along(axis, cache.rank))
     indices = Value.known(np.broadcast_to(steps, update.shape))
     if first is not None:
         last = Interval(0, cache.shape[axis] - 1)
@@ -222,7 +222,7 @@ def one_hot(indices: Value, depth: float, values: Value, *, axis: int = -1) -> V
     axis = checked_axis(axis, indices.rank + 1)
     lifted = indices.cast("integer").unsqueeze([axis])
     checked_shape([*indices.shape, *allocate([count])])
-    classes = np.arange(count).reshape([count if a == axis else 1 for a in range(lifted.rank)])
+    classes = np.arange(count).reshape(along(axis, lifted.rank))
     is_class = lifted.eq(Value.known(classes)).or_(lifted.eq(Value.known(classes - count)))
     off_value, on_value = (values.slice(0, i, i + 1).reshape([]) for i in range(2))
     return is_class.select(on_value, off_value).typed(values.dtype)

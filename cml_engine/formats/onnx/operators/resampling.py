@@ -26,6 +26,7 @@ from cml_engine.formats.onnx.values import (
     InvalidNode,
     Value,
     allocate,
+    along,
     checked_axes,
     ints,
     numbers,
@@ -238,9 +239,8 @@ def _by_axes(x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) -> Value:
             y = _interpolate_lines(y, axis_index, _weights(axis, rule, positions))
     for axis_index, mask in outside:
         if mask.any():
-            shape = [-1 if a == axis_index else 1 for a in range(y.rank)]
             value = float(rule.outside) if y.kind == "scalar" else int(rule.outside)
-            y = Value.known(mask.reshape(shape)).select(value, y).typed(y.dtype)
+            y = Value.known(mask.reshape(along(axis_index, y.rank))).select(value, y).typed(y.dtype)
     return y.like(x)
 
 

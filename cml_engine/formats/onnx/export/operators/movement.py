@@ -37,27 +37,25 @@ def _transpose(c: ExportCall) -> ExportTensor:
 
 @rule("concat", onnx="`Concat`")
 def _concat(c: ExportCall) -> ExportTensor:
-    return c.add("Concat", *c.tensors, axis=int(c.attrs.axis))
+    return c.add("Concat", *c.tensors, axis=c.axis)
 
 
 @rule("stack", onnx="`Unsqueeze`, `Concat`")
 def _stack(c: ExportCall) -> ExportTensor:
-    axis = int(c.attrs.axis)
-    return c.add("Concat", *[x.unsqueeze(axis) for x in c.tensors], axis=axis)
+    return c.add("Concat", *[x.unsqueeze(c.axis) for x in c.tensors], axis=c.axis)
 
 
 @rule("split", onnx="`Split`")
 def _split(c: ExportCall) -> list[ExportTensor]:
-    axis = int(c.attrs.axis)
-    sizes = c.indices(*(fact.shape[axis] for fact in c.results))
-    return c.split("Split", c.x, sizes, n_results=len(c.results), axis=axis)
+    sizes = c.indices(*(fact.shape[c.axis] for fact in c.results))
+    return c.split("Split", c.x, sizes, n_results=len(c.results), axis=c.axis)
 
 
 @rule("unstack", onnx="`Split`, `Squeeze`")
 def _unstack(c: ExportCall) -> list[ExportTensor]:
-    axis, count = int(c.attrs.axis), len(c.results)
-    parts = c.split("Split", c.x, c.indices(*[1] * count), n_results=count, axis=axis)
-    return [part.squeeze(axis) for part in parts]
+    count = len(c.results)
+    parts = c.split("Split", c.x, c.indices(*[1] * count), n_results=count, axis=c.axis)
+    return [part.squeeze(c.axis) for part in parts]
 
 
 @rule("slice", onnx="`Slice`")
@@ -138,7 +136,7 @@ _SINCE = {"none": 13, "add": 16, "mul": 16, "min": 18, "max": 18}
 
 @rule("gather", onnx="`Gather`")
 def _gather(c: ExportCall) -> ExportTensor:
-    return c.x.Gather(c.tensor(1), axis=int(c.attrs.axis))
+    return c.x.Gather(c.tensor(1), axis=c.axis)
 
 
 @rule("gather_nd", onnx="`GatherND`")
@@ -150,7 +148,7 @@ def _gather_nd(c: ExportCall) -> ExportTensor:
 
 @rule("gather_elements", onnx="`GatherElements`")
 def _gather_elements(c: ExportCall) -> ExportTensor:
-    return c.x.GatherElements(c.tensor(1), axis=int(c.attrs.axis))
+    return c.x.GatherElements(c.tensor(1), axis=c.axis)
 
 
 @rule("reverse_sequence", onnx="`ReverseSequence`, its lengths cut to the extent")
@@ -168,7 +166,7 @@ def _reverse_sequence(c: ExportCall) -> ExportTensor:
 @rule("scatter_elements", onnx="`ScatterElements`; computed indices are guarded: those that are "
       "nowhere go to a place that is cut off", function=True)  # fmt: skip
 def _scatter_elements(c: ExportCall) -> ExportTensor:
-    axis, reduction = int(c.attrs.axis), _reduction(c)
+    axis, reduction = c.axis, _reduction(c)
     extent, known_indices = c.shape[axis], c.value(1)
     if c.fact(1).size == 0:
         return c.x
@@ -236,7 +234,7 @@ def _longer(c: ExportCall, x: ExportTensor, axis: int, shape: Sequence[int]) -> 
 
 @rule("keep_first", onnx="`Where` of `Less`; of truth values `And`, `Or`")
 def _keep_first(c: ExportCall) -> ExportTensor:
-    axis = int(c.attrs.axis)
+    axis = c.axis
     column = [-1 if a == axis else 1 for a in range(len(c.shape))]
     indices = np.arange(c.shape[axis], dtype=np.int32).reshape(column)
     is_kept = c.constant(indices).Less(c.tensor(1).reshape((1,)))

@@ -169,7 +169,7 @@ def _mean(x: ExportTensor, window: Window, border: str) -> ExportTensor:
 
 
 def _windowed(c: ExportCall) -> tuple[Window, str]:
-    return window_of(c.attrs, c.fact(0).shape), c.attrs.border
+    return window_of(c.attrs, c.shape), c.attrs.border
 
 
 @rule("box", onnx="sums: `Gather`, `ReduceSum`; normalized `AveragePool`, after `Pad` for other "
@@ -185,7 +185,7 @@ def _box(c: ExportCall) -> ExportTensor:
 def _max_pool(c: ExportCall) -> ExportTensor:
     window, border = _windowed(c)
     fill = -np.inf if border == "ignore" else 0.0
-    if c.fact(0).size == 0:
+    if c.is_empty:
         return c.fill(fill)
     if _is_pool(window, can_be_dilated=True) and (border != "ignore" or _fits(window[2:])):
         return _pool("MaxPool", c.x, window, border)
@@ -214,7 +214,7 @@ def _joint(c: ExportCall, window: Window, border: str, fill: float) -> ExportTen
 @rule("argmax_pool", onnx="windows by `Gather`, `ArgMax`", function=True)
 def _argmax_pool(c: ExportCall) -> ExportTensor:
     window, border = _windowed(c)
-    if c.fact(0).size == 0:
+    if c.is_empty:
         return c.fill(0)
     values = _joint(c, window, border, -np.inf if border == "ignore" else 0.0)
     index = values.ArgMax(axis=1, keepdims=0).cast("integer")
@@ -258,7 +258,7 @@ def _spread(c: ExportCall, x: ExportTensor, window: Window, taps: Sequence[int])
 
 @rule("debox", onnx="`Gather`, `ReduceSum`", function=True, empty=0.0)
 def _debox(c: ExportCall) -> ExportTensor:
-    window = reverse_window_of(c.attrs, c.fact(0).shape)
+    window = reverse_window_of(c.attrs, c.shape)
     total = _spread(c, c.x, window, [1] * len(window))
     if not c.attrs.normalize:
         return total
@@ -269,7 +269,7 @@ def _debox(c: ExportCall) -> ExportTensor:
 
 @rule("desample", onnx="`Where` by place, `Gather`, `ReduceSum`", function=True, empty=0.0)
 def _desample(c: ExportCall) -> ExportTensor:
-    window = reverse_window_of(c.attrs, c.fact(0).shape)
+    window = reverse_window_of(c.attrs, c.shape)
     sizes, taps, extents = [a.size for a in window], volume(window), list(c.shape)
     tap_indices = c.constant(np.arange(taps, dtype=np.int32))
     is_chosen = c.tensor(1).reshape([prod(extents), 1]).Equal(tap_indices)

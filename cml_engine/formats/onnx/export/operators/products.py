@@ -46,7 +46,7 @@ def _bias(c: ExportCall, channels: int | None) -> list[ExportTensor]:
 @rule("conv", onnx="`Conv`; after `Pad` or `Gather` where the border is not zeros")
 def _conv(c: ExportCall) -> ExportTensor:
     shape = conv_shape(c.attrs, c.fact(0), c.fact(1), c.fact(2))
-    if c.fact(0).size == 0:
+    if c.is_empty:
         return _empty_sum(c, shape.out_channels)
     pairs = [(a.before, a.after) for a in shape.axes]
     x = c.x
@@ -70,7 +70,7 @@ def _empty_sum(c: ExportCall, channels: int) -> ExportTensor:
 @rule("deconv", onnx="`ConvTranspose`; where the output is larger than its windows, `Pad` behind")
 def _deconv(c: ExportCall) -> ExportTensor:
     shape = deconv_shape(c.attrs, c.fact(0), c.fact(1), c.fact(2))
-    if c.fact(0).size == 0:
+    if c.is_empty:
         return _empty_sum(c, shape.out_channels)
     full_extents = [(a.narrow - 1) * a.stride + a.reach for a in shape.axes]
     pairs = [

@@ -24,7 +24,7 @@ for _onnx, _name in REDUCTIONS.items():
             op = "ReduceMean"
         if not c.attrs.axes:
             return c.x
-        if c.fact(0).size == 0:
+        if c.is_empty:
             return c.fill(_OF_NOTHING.get(op, 0.0))
         return c.x.reduce(op, c.attrs.axes)
 
@@ -33,7 +33,7 @@ for _onnx, _name in REDUCTIONS.items():
 def _truth(c: ExportCall) -> ExportTensor:
     if not c.attrs.axes:
         return c.x
-    if c.fact(0).size == 0:
+    if c.is_empty:
         return c.fill(c.node.op == "all_reduce")
     op = "ReduceMax" if c.node.op == "any_reduce" else "ReduceMin"
     return c.x.cast("integer").reduce(op, c.attrs.axes).cast("logical")
@@ -64,21 +64,21 @@ def _softmax(c: ExportCall) -> ExportTensor | Sequence[ExportTensor]:
 def _top_k(c: ExportCall) -> list[ExportTensor]:
     values, indices = c.split(
         "TopK", c.x, c.indices(int(c.attrs.k)), n_results=2,
-        axis=int(c.attrs.axis), largest=int(c.attrs.largest), sorted=1,
+        axis=c.axis, largest=int(c.attrs.largest), sorted=1,
     )  # fmt: skip
     return [values, indices.cast("integer")]
 
 
 @rule("cumsum", onnx="`CumSum`")
 def _cumsum(c: ExportCall) -> ExportTensor:
-    axis = c.constant(np.array(c.attrs.axis, np.int64))
+    axis = c.constant(np.array(c.axis, np.int64))
     exclusive, reverse = int(c.attrs.exclusive), int(c.attrs.reverse)
     return c.x.CumSum(axis, exclusive=exclusive, reverse=reverse)
 
 
 @rule("cumprod", onnx="`Where` with ones, `ReduceProd`", function=True)
 def _cumprod(c: ExportCall) -> ExportTensor:
-    axis, rank = int(c.attrs.axis), len(c.shape)
+    axis, rank = c.axis, len(c.shape)
     extent = c.shape[axis]
     mask = np.tri(extent, k=-1 if c.attrs.exclusive else 0, dtype=np.bool_)
     if c.attrs.reverse:
