@@ -15,6 +15,7 @@ import numpy as np
 from cml_engine.formats.onnx.values import (
     MAX_FOLDED,
     Value,
+    add_plain,
     as_value,
     counted_error,
     current_import,
@@ -118,11 +119,11 @@ _SUMS = {"int_add": 1, "int_sub": -1}
 
 def is_same(a: Value, b: Value) -> bool:
     """Returns True if two counts are equal because they are computed in the same way."""
-    first, second = current_import().tensor(a), current_import().tensor(b)
+    emit = current_import()
+    first, second = emit.tensor(a), emit.tensor(b)
     if first == second:
         return True
-    producers = current_import().producers()
-    facts, constants = current_import().builder.facts, current_import().builder.constants
+    producers, facts, constants = emit.producers(), emit.builder.facts, emit.builder.constants
     known: dict[tuple[str, str], bool] = {}
 
     def root(name: str) -> tuple[str, int]:
@@ -158,7 +159,7 @@ def is_same(a: Value, b: Value) -> bool:
         node, other = producers.get(x), producers.get(y)
         return (
             node is not None and other is not None and node.op == other.op
-            and node.op not in current_import().declarations
+            and node.op not in emit.declarations
             and node.attrs == other.attrs and facts[x] == facts[y]
             and node.outputs.index(x) == other.outputs.index(y)
             and len(node.inputs) == len(other.inputs)
@@ -177,9 +178,7 @@ def fit(values: Sequence[Value], axes: Sequence[int]) -> list[Value]:
 def _cut(x: Value, axis: int, end: int) -> Value:
     if x.shape[axis] <= end:
         return x
-    attrs = {"axes": [axis], "begin": [0], "end": [end]}
-    (y,) = current_import().plain_node("slice", [x], 1, attrs)
-    return y.typed(x.dtype).declare(x.counts)
+    return add_plain("slice", x, axes=[axis], begin=[0], end=[end]).declare(x.counts)
 
 
 def shared(values: Sequence[Value], axes: Sequence[int]) -> tuple[list[Value], Value | None]:
@@ -223,9 +222,7 @@ def masked(x: Value, axes: Sequence[int], value: float) -> Value:
     if counts.keys().isdisjoint(axes):
         return x
     for axis in sorted(counts.keys() & set(axes)):
-        attrs = {"axis": axis, "value": value}
-        (y,) = current_import().plain_node("keep_first", [x, counts[axis]], 1, attrs)
-        x = y.typed(x.dtype)
+        x = add_plain("keep_first", x, counts[axis], axis=axis, value=value)
     return x.declare({a: n for a, n in counts.items() if a not in axes})
 
 
@@ -242,9 +239,7 @@ def take(x: Value, axis: int, index: Value, count: Extent) -> Value:
     Indices outside of the axis, behind the count, are clamped.
     """
     index = index.max(0).min(x.shape[axis] - 1)
-    attrs = {"axis": axis}
-    (y,) = current_import().plain_node("gather", [x, index], 1, attrs)
-    return y.typed(x.dtype).declare(replaced(x, axis, count))
+    return add_plain("gather", x, index, axis=axis).declare(replaced(x, axis, count))
 
 
 def reshaped_counts(x: Value, shape: Sequence[int], preferred: Sequence[int] = ()) -> Counts | None:

@@ -30,6 +30,7 @@ from cml_engine.formats.onnx.ranges import Interval
 from cml_engine.formats.onnx.values import (
     InvalidNode,
     Value,
+    add_plain,
     allocate,
     constant,
     counted_error,
@@ -212,8 +213,7 @@ def reshaped(x: Value, shape: Sequence[Extent], copies_zero: bool = True) -> Val
     counts = reshaped_counts(x, rooms, counted) if prod(rooms) == x.size else None
     if counts is None or sorted(counts) != counted:
         return _gathered(x, rooms, extents)
-    (y,) = current_import().plain_node("reshape", [x], 1, {"shape": rooms})
-    return counted_by(y.typed(x.dtype), extents)
+    return counted_by(add_plain("reshape", x, shape=rooms), extents)
 
 
 def _resolved(x: Value, shape: Sequence[Extent]) -> tuple[list[int], list[Extent]]:
@@ -269,9 +269,8 @@ def _gathered(x: Value, rooms: Sequence[int], extents: Sequence[Extent]) -> Valu
         source = source + place.int_mod(n) * stride
         place = place / n
         stride *= x.shape[axis]
-    (flat,) = current_import().plain_node("reshape", [x], 1, {"shape": [x.size]})
-    elements_of = take(flat.typed(x.dtype), 0, source, prod(rooms))
-    return counted_by(elements_of.reshape(rooms), extents)
+    flat = add_plain("reshape", x, shape=[x.size])
+    return counted_by(take(flat, 0, source, prod(rooms)).reshape(rooms), extents)
 
 
 def expanded(x: Value, shape: Sequence[Extent]) -> Value:

@@ -379,6 +379,15 @@ def add_operators(op: str, n_results: int, *inputs: Operand, **attrs: object) ->
     return outputs
 
 
+def add_plain(op: str, x: Value, *others: Value, **attrs: object) -> Value:
+    """Adds an operator that moves elements of ``x``, as if no axis were counted.
+
+    Returns the result, which has no counted axes.
+    """
+    (y,) = current_import().plain_node(op, [x, *others], 1, attrs)
+    return y.typed(x.dtype)
+
+
 def elementwise(op: str, *inputs: Operand, **attrs: object) -> Value:
     """Adds an elementwise operator, of integers in its integer form, and returns its result.
 
@@ -961,9 +970,7 @@ class Emitter:
             for axis, count in axes.items():
                 name = f"{output}_count" if len(axes) == 1 else f"{output}_count{axis}"
                 counts[self.builder.name(clean(name) or "count")] = count
-                attrs = {"axis": axis, "value": 0.0}
-                (kept,) = self.plain_node("keep_first", [value, count], 1, attrs)
-                value = kept.typed(value.dtype)
+                value = add_plain("keep_first", value, count, axis=axis, value=0.0)
             ends[output] = value
         return ends | counts
 
