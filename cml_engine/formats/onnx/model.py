@@ -84,7 +84,6 @@ class OnnxGraph:
     ``infos`` are the file's declarations of tensors that are neither inputs nor outputs.
     """
 
-    name: str
     nodes: tuple[OnnxNode, ...]
     initializers: Mapping[str, OnnxTensor]
     inputs: tuple[ValueInfo, ...]
@@ -100,14 +99,13 @@ class OnnxGraph:
 class OnnxFunction:
     """A local function of a model: its nodes replace each node that has its domain and name.
 
-    ``attributes`` are names without a default, ``defaults`` values by name.
+    ``defaults`` are the values of attributes that a call may leave out, by name.
     """
 
     name: str
     domain: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    attributes: tuple[str, ...]
     defaults: Mapping[str, object]
     nodes: tuple[OnnxNode, ...]
     opsets: Mapping[str, int]
@@ -172,7 +170,7 @@ class _Reader:
             tensors[tensor.name] = tensor
         nodes = tuple(map(self._node, parts.nested(1)))
         inputs, outputs, infos = (tuple(map(_value_info, parts.nested(n))) for n in (11, 12, 13))
-        return OnnxGraph(parts.text(2), nodes, tensors, inputs, outputs, infos)
+        return OnnxGraph(nodes, tensors, inputs, outputs, infos)
 
     def _function(self, message: Message) -> OnnxFunction:
         parts = message.parts()
@@ -181,7 +179,6 @@ class _Reader:
             domain=domain_name(parts.text(10)),
             inputs=parts.texts(4),
             outputs=parts.texts(5),
-            attributes=parts.texts(6),
             defaults=dict(map(self._attribute, parts.nested(11))),
             nodes=tuple(map(self._node, parts.nested(7))),
             opsets=_opsets(parts.nested(9)),

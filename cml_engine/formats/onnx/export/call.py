@@ -327,18 +327,17 @@ class ExportCall:
 class ExportRule:
     """The rule that exports one operator: the function ``convert`` that adds its ONNX nodes.
 
-    ``name`` is the engine's operator. ``onnx`` describes the nodes for the documentation. With
+    ``onnx`` describes the nodes for the documentation. With
     ``function`` the nodes are put into a local function, and the graph has one node that calls
     it. ``since`` is the lowest opset. ``empty`` is the value of the results if the first operand
     has no elements; None leaves that case to ``convert``.
     """
 
-    name: str
     convert: Form
-    onnx: str
-    function: bool
-    since: int
-    empty: float | None
+    onnx: str = ""
+    function: bool = False
+    since: int = ONNX_OPSET.low
+    empty: float | None = None
 
 
 _ROWS: dict[str, ExportRule] = {}
@@ -357,7 +356,7 @@ def rule(
         for name in names:
             if name in _ROWS:
                 raise ValueError(f"two rows for {name}")
-            _ROWS[name] = ExportRule(name, convert, onnx, function, since, empty)
+            _ROWS[name] = ExportRule(convert, onnx, function, since, empty)
         return convert
 
     return declare

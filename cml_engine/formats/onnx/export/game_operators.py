@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 
 from cml_engine.compiler.passes.infer import infer_node
-from cml_engine.errors.arguments import ONNX_OPSET
 from cml_engine.formats.onnx.export.call import (
     ExportCall,
     ExportOperand,
@@ -52,10 +51,10 @@ def export_rule(op: str, declarations: Mapping[str, str]) -> ExportRule:
     if engine_rule is not None:
         return engine_rule
     if is_compound(op):
-        return ExportRule(op, write_standard_body, "", False, ONNX_OPSET.low, None)
+        return ExportRule(write_standard_body)
     text = _declaration(op, declarations)
     convert = partial(_write_body, {**declarations, op: text}) if text else _write_placeholder
-    return ExportRule(op, convert, "", bool(text), ONNX_OPSET.low, None)
+    return ExportRule(convert, function=bool(text))
 
 
 def is_compound(op: str) -> bool:
