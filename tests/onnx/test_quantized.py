@@ -154,6 +154,24 @@ def test_means_views_and_maxima_have_an_integer_form(nodes, tmp_path):
     assert np.ptp(got) > 0.2
 
 
+@pytest.mark.parametrize("operands", ["q, s, z, m, sm, z", "m, sm, z, q, s, z"])
+def test_integer_product_with_a_constant_on_either_side(operands, rng):
+    """QLinearMatMul has an integer form, whichever of its operands is the constant."""
+    constants = {
+        "m": rng.integers(-30, 30, (5, 5)).astype(np.int8),
+        "s": np.float32(0.02),
+        "sm": np.float32(0.01),
+        "z": np.int8(0),
+    }
+    nodes = f"q = QuantizeLinear(x, s, z); k = QLinearMatMul({operands}, s, z)"
+    network = model(f"{nodes}; y = DequantizeLinear(k, s, z)", "x: [5, 5]", "y", constants, 17)
+    graph = load(network)
+    assert graph.integer
+    x = {"x": rng.standard_normal((5, 5), np.float32)}
+    (expected,) = ort.InferenceSession(network.SerializeToString()).run(None, x)
+    assert_array_equal(cml.Session(graph, "cpu").run(x)["y"], expected)
+
+
 #: models without an integer form: the nodes after a QuantizeLinear to ``q``, constants, the message
 FLOATS = {
     "two scales": (
