@@ -156,15 +156,13 @@ def sliced(x: Value, axis: int, start: Extent, end: Extent, step: int = 1) -> Va
         stop = min(most, end) if isinstance(end, int) and end >= 0 else most
         y = x.take({axis: range(min(start, stop), stop, step)})
         length = min(y.shape[axis], room(count, most))
-        y = y.take({axis: range(length)}) if length < y.shape[axis] else y
-        return with_count(y, axis, count)
+        return with_count(y.take({axis: range(length)}), axis, count)
+    first = least(greatest(_from_end(n, start), 0), n if step > 0 else _difference(n, 1))
     if step > 0:
-        first = least(greatest(_from_end(n, start), 0), n)
-        count = quotient_up(greatest(_difference(_clamped_end(n, end), first), 0), step)
+        span = _difference(_clamped_end(n, end), first)
     else:
-        first = least(greatest(_from_end(n, start), 0), _difference(n, 1))
-        last = greatest(_from_end(n, end), -1)
-        count = quotient_up(greatest(_difference(first, last), 0), -step)
+        span = _difference(first, greatest(_from_end(n, end), -1))
+    count = quotient_up(greatest(span, 0), abs(step))
     length = room(count, -(-most // abs(step)))
     if isinstance(start, int) and start < 0 < step:
         length = min(length, -(start // step))
@@ -276,7 +274,7 @@ def _gathered(x: Value, rooms: Sequence[int], extents: Sequence[Extent]) -> Valu
 def expanded(x: Value, shape: Sequence[Extent]) -> Value:
     """Returns a value broadcast to a shape whose extents may be computed at run time."""
     rank = max(x.rank, len(shape))
-    lifted = x.unsqueeze(list(range(rank - x.rank)))
+    lifted = x.lift(rank)
     wanted = [*[1] * (rank - len(shape)), *shape]
     rooms, extents = list(lifted.shape), [extent(lifted, axis) for axis in range(rank)]
     for axis, n in enumerate(wanted):

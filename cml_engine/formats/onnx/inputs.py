@@ -9,7 +9,7 @@ import numpy as np
 from cml_engine.errors import InputError, ModelError, OpenShape, UnsupportedOp
 from cml_engine.errors.arguments import check_inputs_exist, resolve_shapes
 from cml_engine.formats.builder import ImportBuilder
-from cml_engine.formats.onnx.model import ValueInfo
+from cml_engine.formats.onnx.model import Dim, ValueInfo
 from cml_engine.formats.onnx.tensors import element_dtype
 from cml_engine.formats.onnx.values import Value, kind_of
 from cml_engine.ir.graph import Array, DType, Fact, can_be_shape
@@ -130,31 +130,26 @@ def _dtype(info: ValueInfo, file: str) -> DType:
 def _shape(
     info: ValueInfo, shapes: Mapping[str, Sequence[int]], symbols: Mapping[str, int], file: str
 ) -> tuple[int, ...]:
+    dims: list[Dim] | None = None
     if info.name in shapes:
-        extents = tuple(int(n) for n in shapes[info.name])
-    elif info.shape is None:
-        raise _open_shape_error(info, "its rank", "1,3,64,64", file, None)
-    else:
+        dims = [int(n) for n in shapes[info.name]]
+    elif info.shape is not None:
         dims = [symbols.get(d, d) if isinstance(d, str) else d for d in info.shape]
-        unknown = [d for d in dims if not isinstance(d, int)]
-        if unknown:
-            open_dims = ", ".join(f"'{d}'" if d else "an extent" for d in dict.fromkeys(unknown))
-            sample = ",".join(str(d) if isinstance(d, int) else str(d or "N") for d in dims)
-            partial_shape = tuple(d if isinstance(d, int) else None for d in dims)
-            raise _open_shape_error(info, open_dims, sample, file, partial_shape)
-        extents = tuple(d for d in dims if isinstance(d, int))
+    extents = tuple(d for d in dims or () if isinstance(d, int))
+    if dims is None or len(extents) < len(dims):
+        raise _open_shape_error(info, dims, file)
     if not can_be_shape(extents):
         raise InputError(f"'{file}': input '{info.name}' has the shape {list(extents)[:8]}")
     return extents
 
 
-def _open_shape_error(
-    info: ValueInfo,
-    open_part: str,
-    sample: str,
-    file: str,
-    partial_shape: tuple[int | None, ...] | None,
-) -> OpenShape:
+def _open_shape_error(info: ValueInfo, dims: Sequence[Dim] | None, file: str) -> OpenShape:
+    open_part, sample, partial_shape = "its rank", "1,3,64,64", None
+    if dims is not None:
+        unknown = dict.fromkeys(d for d in dims if not isinstance(d, int))
+        open_part = ", ".join(f"'{d}'" if d else "an extent" for d in unknown)
+        sample = ",".join(str(d) if isinstance(d, int) else str(d or "N") for d in dims)
+        partial_shape = tuple(d if isinstance(d, int) else None for d in dims)
     return OpenShape(
         f"'{file}': input '{info.name}' is {info}, which leaves {open_part} open: say "
         f"--shape {info.name}={sample} with numbers, or cml.load(…, shapes={{'{info.name}': …}})",
