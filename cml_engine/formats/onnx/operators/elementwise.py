@@ -113,8 +113,20 @@ _FOLDS: dict[str, Callable[..., object]] = {
     "bit_or": np.bitwise_or, "bit_xor": np.bitwise_xor,
 }  # fmt: skip
 
-for _name, _nnef in same.ARITHMETIC.items():
-    op(_name, f"{_nnef}, int_{_nnef}", fold=_FOLDS[_nnef])(partial(binary, _nnef))
+
+def _declare(
+    table: Mapping[str, str], form: Callable[..., Value], has_integers: bool = False
+) -> None:
+    """Declares the operators of a table, which one function imports by NNEF's name of each.
+
+    With ``has_integers`` NNEF has another operator for integers, such as ``int_add``.
+    """
+    for name, nnef in table.items():
+        listed = f"{nnef}, int_{nnef}" if has_integers else nnef
+        op(name, listed, fold=_FOLDS.get(nnef))(partial(form, nnef))
+
+
+_declare(same.ARITHMETIC, binary, has_integers=True)
 
 for _name, _nnef in (("Sum", "add"), *same.LIMITS.items()):
     op(_name, _nnef, fold=_many_fold(_FOLDS[_nnef]))(partial(_of_many, _nnef))
@@ -204,16 +216,14 @@ def _signed(name: str, x: Value) -> Value:
     return wrap(result, x.dtype) if x.kind == "integer" else result.typed(x.dtype)
 
 
-for _name, _nnef in same.SIGNED.items():
-    op(_name, f"{_nnef}, int_{_nnef}", fold=_FOLDS[_nnef])(partial(_signed, _nnef))
+_declare(same.SIGNED, _signed, has_integers=True)
 
 
 def _of_floats(name: str, x: Value) -> Value:
     return add_operator(name, x.scalar()).typed(x.dtype)
 
 
-for _name, _nnef in same.FLOATS.items():
-    op(_name, _nnef)(partial(_of_floats, _nnef))
+_declare(same.FLOATS, _of_floats)
 
 
 @op("Clip", "clamp, int_max, int_min")
@@ -251,8 +261,7 @@ def _of_bits(name: str, x: Value, y: Value) -> Value:
     return elementwise(name, x, y).typed(x.dtype)
 
 
-for _name, _nnef in {**same.BITS, **same.LOGIC}.items():
-    op(_name, _nnef, fold=_FOLDS[_nnef])(partial(_of_bits, _nnef))
+_declare({**same.BITS, **same.LOGIC}, _of_bits)
 
 
 @op("BitwiseNot", "bit_not", fold=np.bitwise_not)
@@ -284,8 +293,7 @@ def _comparison(name: str, x: Value, y: Value) -> Value:
     return elementwise(name, *((x, y) if are_integers else (x.scalar(), y.scalar())))
 
 
-for _name, _nnef in same.COMPARISONS.items():
-    op(_name, f"{_nnef}, int_{_nnef}", fold=_FOLDS[_nnef])(partial(_comparison, _nnef))
+_declare(same.COMPARISONS, _comparison, has_integers=True)
 
 
 @op("Not", "not", fold=np.logical_not)
