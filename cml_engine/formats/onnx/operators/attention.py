@@ -350,10 +350,8 @@ def group_query_attention(
         values = query.split(2, [n * size for n in counts])
     else:
         values = [query, key, value]
-    batch, length, _ = query.shape
-    q, k, v = (
-        x.reshape([batch, length, n, x.shape[2] // n]) for x, n in zip(values, counts, strict=True)
-    )
+    q, k, v = map(_split_heads, values, counts)
+    length = query.shape[1]
     n_past = past_key.shape[2] if past_key is not None else 0
     total = n_past + length
     if any(n != total - 1 for n in seqlens_k):
@@ -363,10 +361,9 @@ def group_query_attention(
             raise unsupported_error("position_ids of its own")
         if cosines is None or sines is None:
             raise InvalidNode("do_rotary without cosines and sines")
-        c, s = (x.slice(0, n_past, total).unsqueeze([0, 2]) for x in (cosines, sines))
+        c, s = (x.slice(0, n_past, total).unsqueeze([0, 1]) for x in (cosines, sines))
         size = 2 * cosines.shape[1]
         q, k = (_rotate(x, c, s, size, rotary_interleaved) for x in (q, k))
-    q, k, v = (x.transpose([0, 2, 1, 3]) for x in (q, k, v))
     k, v, _ = _with_past(k, v, past_key, past_value)
     mask = _add_window(None, length, total, n_past, local_window_size - 1, 0)
     mask = _sum_of_masks(mask, bias)
@@ -394,16 +391,15 @@ def rotary_embedding(
     num_heads: int,
     rotary_embedding_dim: int,
 ) -> Value:
+    heads, axis_of_heads = x, 1
     if x.rank == 3:
         batch, length, width = x.shape
         if not num_heads:
             raise InvalidNode("num_heads is missing")
-        heads = x.reshape([batch, length, num_heads, width // num_heads])
-    else:
-        heads = x.transpose([0, 2, 1, 3])
-    c, s = (_cache(v, positions) for v in (cosines, sines))
+        heads, axis_of_heads = x.reshape([batch, length, num_heads, width // num_heads]), 2
+    c, s = (_cache(v, positions).unsqueeze([axis_of_heads]) for v in (cosines, sines))
     y = _rotate(heads, c, s, rotary_embedding_dim or heads.shape[3], interleaved)
-    return y.reshape(x.shape) if x.rank == 3 else y.transpose([0, 2, 1, 3])
+    return y.reshape(x.shape)
 
 
 @op("RotaryEmbedding", _ROTARY, domain=MICROSOFT, attrs=_ROTATION)
@@ -427,8 +423,9 @@ def microsoft_rotary_embedding(
 def _rotate(x: Value, c: Value, s: Value, size: int, interleaved: bool) -> Value:
     """Adds operators that apply a rotary embedding to the first ``size`` elements of every head.
 
-    ``x`` is [batch, length, heads, head size]; ``c`` and ``s`` are the cosines and sines.
-    Returns the result, of the shape of ``x``.
+    ``x`` is [batch, length, heads, head size] or [batch, heads, length, head size]; ``c`` and ``s``
+    are the cosines and sines, which broadcast over the heads. Returns the result, of the shape of
+    ``x``.
     """
     rotated, unrotated = x.slice(3, 0, size), x.slice(3, size, x.shape[3])
     if interleaved:
@@ -444,13 +441,12 @@ def _rotate(x: Value, c: Value, s: Value, size: int, interleaved: bool) -> Value
 
 
 def _cache(cache: Value, positions: Value | None) -> Value:
-    """Returns the cosines or sines of a rotary embedding, [batch, length, 1, half the size].
+    """Returns the cosines or sines of a rotary embedding, [batch, length, half the size].
 
     They are the rows of ``cache`` at the positions, or all of it without positions.
     """
     cache = cache if positions is None else cache.gather(positions, axis=0)
-    cache = cache.unsqueeze([cache.rank - 1])
-    return cache if cache.rank == 4 else cache.unsqueeze([0])
+    return cache.lift(3)
 
 
 # -- recurrent attention -------------------------------------------------------------------------

@@ -315,7 +315,7 @@ def unique(
     column = Value.known(np.arange(count).reshape(-1, 1))
     row = Value.known(np.arange(count).reshape(1, -1))
     if isinstance(n_parts, Value):  # what lies behind the count is no part
-        are_equal, precedes = are_equal.and_(row.lt(n_parts)), precedes.and_(row.lt(n_parts))
+        are_equal = are_equal.and_(row.lt(n_parts))
     # the first of equal parts is kept; its rank is the number of kept parts before it
     equal_count = are_equal.select(1.0, 0.0)
     first = equal_count.argmax_reduce(axes=[1])

@@ -194,12 +194,10 @@ def multinomial(
     target = element_dtype(dtype or 6)
     if target is None or target.kind not in "iu":
         raise unsupported_error(f"classes of {target}")
-    sums = x.scalar().softmax(axes=[1]).cumsum(axis=1)
-    number = _uniform(call, [batch, sample_size, 1], seed) * sums.slice(
-        1, classes - 1, classes
-    ).unsqueeze([1])
-    is_before = sums.slice(1, 0, classes - 1).unsqueeze([1]).le(number) if classes > 1 else None
-    if is_before is None:
+    sums = x.scalar().softmax(axes=[1]).cumsum(axis=1).unsqueeze([1])
+    number = _uniform(call, [batch, sample_size, 1], seed) * sums.slice(2, classes - 1, classes)
+    if classes < 2:
         return zeros((batch, sample_size), target)
+    is_before = sums.slice(2, 0, classes - 1).le(number)
     count = is_before.select(1.0, 0.0).sum_reduce(axes=[2]).squeeze([2])
     return count.cast("integer").typed(target)
