@@ -38,6 +38,7 @@ from cml_engine.formats.onnx.values import (
     counted_error,
     current_import,
     interval_of,
+    refuse_counted,
 )
 
 #: an index that no tensor has: a scatter leaves out the update
@@ -97,9 +98,7 @@ def _unsqueeze(call: NnefCall) -> list[Value]:
 @rule("squeeze")
 def _squeeze(call: NnefCall) -> list[Value]:
     (x,), removed = call.inputs, call.attrs["axes"]
-    for axis in removed:
-        if axis in x.counts:
-            raise counted_error(x, axis, "only an axis of one element can be removed")
+    refuse_counted(x, removed, "only an axis of one element can be removed")
     kept = [a for a in range(x.rank) if a not in removed]
     return _results(call.add(), {kept.index(axis): n for axis, n in x.counts.items()})
 
@@ -134,8 +133,7 @@ def _slice(call: NnefCall) -> list[Value]:
 @rule("split")
 def _split(call: NnefCall) -> list[Value]:
     x, axis = call.inputs[0], call.attrs["axis"]
-    if axis in x.counts:
-        raise counted_error(x, axis, "the parts of a split have fixed sizes")
+    refuse_counted(x, [axis], "the parts of a split have fixed sizes")
     return _results(call.add(), x.counts)
 
 
@@ -226,9 +224,7 @@ def _reduce(call: NnefCall) -> list[Value]:
     if call.attrs.get("normalize"):
         return _mean(call)
     if call.op.startswith("arg") and len(axes) > 1:
-        for axis in axes:
-            if axis in x.counts:
-                raise counted_error(x, axis, f"{call.op} searches several axes at once")
+        refuse_counted(x, axes, f"{call.op} searches several axes at once")
     filled = masked(x, axes, _NEUTRAL[call.op])
     (y,) = _results(call.add(filled), filled.counts)
     return [_one_of(x, y) if call.op in ("max_reduce", "min_reduce") else y]
@@ -335,8 +331,7 @@ def _gather(call: NnefCall) -> list[Value]:
 def _gather_nd(call: NnefCall) -> list[Value]:
     x, indices = call.inputs
     last = indices.rank - 1
-    if last in indices.counts:
-        raise counted_error(indices, last, "it has one index for each axis")
+    refuse_counted(indices, [last], "it has one index for each axis")
     counts = dict(indices.counts)
     for axis, n in x.counts.items():
         if axis >= indices.shape[-1]:
@@ -361,8 +356,7 @@ def _scatter_elements(call: NnefCall) -> list[Value]:
 def _scatter_nd(call: NnefCall) -> list[Value]:
     x, indices, updates = call.inputs
     last, depth = indices.rank - 1, indices.shape[-1]
-    if last in indices.counts:
-        raise counted_error(indices, last, "it has one index for each axis")
+    refuse_counted(indices, [last], "it has one index for each axis")
     for axis in updates.counts:
         target = depth + axis - last
         if axis >= last and target not in x.counts:
@@ -404,10 +398,9 @@ def _non_max_suppression(call: NnefCall) -> list[Value]:
 def _of_items(call: NnefCall) -> list[Value]:
     """Carries the count of a batch: each item is computed by itself."""
     x, *others = call.inputs
-    for value in call.inputs:
-        for axis in value.counts:
-            if value is not x or axis:
-                raise counted_error(value, axis)
+    refuse_counted(x, range(1, x.rank))
+    for value in others:
+        refuse_counted(value, value.counts)
     return _results(call.add(), x.counts)
 
 
@@ -426,9 +419,7 @@ def _windows(call: NnefCall) -> list[Value]:
 @rule("grid_sample")
 def _grid_sample(call: NnefCall) -> list[Value]:
     x, grid = call.inputs
-    for axis in x.counts:
-        if axis:
-            raise counted_error(x, axis)
+    refuse_counted(x, range(1, x.rank))
     (x, grid), count = shared([x, grid], [0, 0])
     counts = {axis + 1: n for axis, n in grid.counts.items() if 0 < axis < grid.rank - 1}
     return _results(call.add(x, grid), counts if count is None else {0: count, **counts})
@@ -438,8 +429,7 @@ def _grid_sample(call: NnefCall) -> list[Value]:
 def _regions(call: NnefCall) -> list[Value]:
     """Carries the count of the regions."""
     x, regions, items = call.inputs
-    for axis in x.counts:
-        raise counted_error(x, axis)
+    refuse_counted(x, x.counts)
     (regions, items), count = shared([regions, items], [0, 0])
     if count is None or list(regions.counts) != [0]:
         raise counted_error(regions, next(iter(regions.counts)))

@@ -97,12 +97,10 @@ class WordConstants:
         sum_scales = [Fraction(repr(input_scale)) * Fraction(repr(scale)) for scale in scales]
         sum_scales = sum_scales * (channels // len(sum_scales))
         constant = self._find(name)
-        if constant is not None and constant.whole.size in (1, channels):
-            steps = np.broadcast_to(np.array(constant.scales), channels)
-            stored = np.broadcast_to(constant.whole.reshape(-1), channels)
-        else:
-            steps = np.ones(channels)
-            stored = np.broadcast_to(numbers.reshape(-1).astype(np.float64), channels)
+        if constant is None or constant.whole.size not in (1, channels):
+            constant = QuantizedConstant(numbers.astype(np.float64), (1.0,))
+        steps = np.broadcast_to(np.array(constant.scales), channels)
+        stored = np.broadcast_to(constant.whole.reshape(-1), channels)
         integers = [
             _in_steps(value, float(step), sum_scale)
             for value, step, sum_scale in zip(stored, steps, sum_scales, strict=True)

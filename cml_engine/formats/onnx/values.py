@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import prod
@@ -985,6 +985,13 @@ def counted_error(value: Value, axis: int, reason: str = "") -> UnsupportedOp:
         "them and a mask (Where), or end the model before it, where session.run gives the result "
         "with its true length"
     )
+
+
+def refuse_counted(value: Value, axes: Iterable[int], reason: str = "") -> None:
+    """Raises the error of :func:`counted_error` if one of the axes is counted."""
+    for axis in axes:
+        if axis in value.counts:
+            raise counted_error(value, axis, reason)
 
 
 def _advice(bounds: Interval) -> str:

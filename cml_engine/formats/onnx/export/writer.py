@@ -86,11 +86,12 @@ class OnnxWriter:
         next_values = [self._copied(value, f"{name}{NEXT}") for name, value in self._state.items()]
         inputs = [self._value(name) for name in (*graph.inputs, *self._state)]
         outputs = [self._output(name) for name in graph.outputs]
-        placeholder_outputs = [
-            name for node in self._nodes if node.domain == GAME for name in node.outputs
-        ]
         inner_values = [
-            self._value(name) for name in placeholder_outputs if name not in graph.outputs
+            self._value(name)
+            for node in self._nodes
+            if node.domain == GAME
+            for name in node.outputs
+            if name not in graph.outputs
         ]
         casts = self._halve() if self._half else []
         body = graph_bytes(

@@ -23,9 +23,9 @@ from cml_engine.formats.onnx.values import (
     checked_axis,
     checked_shape,
     concat,
-    counted_error,
     interval_of,
     per_channel,
+    refuse_counted,
     unsupported_error,
     zeros,
 )
@@ -302,13 +302,12 @@ def unique(
     x = reshaped(x, [-1]) if axis is None else x
     unique_axis = 0 if axis is None else checked_axis(axis, x.rank)
     count, n_parts = x.shape[unique_axis], extent(x, unique_axis)
-    for other in x.counts:
-        if other != unique_axis:
-            raise counted_error(x, other, "the parts that it compares have a number of their own")
+    other_axes = [a for a in range(x.rank) if a != unique_axis]
+    refuse_counted(x, other_axes, "the parts that it compares have a number of their own")
     x = masked(x, [unique_axis], 0.0)
     if x.kind == "logical" or not 0 < count * x.size <= _MAX_COMPARED:
         raise unsupported_error(f"Unique of {count:,} parts, {x.size:,} of {x.dtype} in all")
-    order = [unique_axis, *(a for a in range(x.rank) if a != unique_axis)]
+    order = [unique_axis, *other_axes]
     transposed = x.transpose(order)
     rows = transposed.reshape([count, x.size // count])
     are_equal, precedes = _compare_rows(rows)

@@ -353,13 +353,12 @@ def _declare(
             per_channel(sequence_lengths, batch, "the input of lengths")
         outputs, states_by_direction = [], []
         for d in range(directions):
-            rows = _rows(recurrent, d)
             input_bias = state_bias = zeros((1, gates * size))
             if bias is not None:
                 input_bias, state_bias = bias.slice(0, d, d + 1).split(1, [gates * size] * 2)
             cell = RecurrentCell(
                 weights=_rows(weights, d),
-                recurrent=rows,
+                recurrent=_rows(recurrent, d),
                 bias=(_input_bias(input_bias, state_bias, gates, size), state_bias),
                 peephole=None if peepholes is None else peepholes.slice(0, d, d + 1),
                 activations=activation_list[d * len(defaults) : (d + 1) * len(defaults)],

@@ -20,10 +20,10 @@ from cml_engine.formats.onnx.values import (
     checked_shape,
     concat,
     constant,
-    counted_error,
     fragment,
     ints,
     number,
+    refuse_counted,
     unsupported_error,
 )
 from cml_engine.io.load_limits import current_budget
@@ -124,8 +124,7 @@ def split(
     num_outputs: int | None = at_least(1, since=18),
 ) -> list[Value]:
     axis, sizes = checked_axis(axis, x.rank), split
-    if axis in x.counts:
-        raise counted_error(x, axis, "the parts of a split have fixed sizes")
+    refuse_counted(x, [axis], "the parts of a split have fixed sizes")
     if sizes is None:
         count = num_outputs or len(call.node.outputs)
         current_budget().check_nodes(count, "the operator")

@@ -385,13 +385,15 @@ def batch_normalization(
     scale, offset, mean, variance = (
         _row(v, x.shape[1] if x.rank > 1 else 1) for v in (scale, offset, mean, variance)
     )
-    results = []
+    results: list[Value] = []
     if call.opset >= 14 and training_mode:
         running = mean, variance
         batch = add_operators("moments", 2, x, axes=[a for a in range(x.rank) if a != 1])
         mean, variance = (v.reshape([1, x.shape[1]]) for v in batch)
-        for running_value, batch_value in zip(running, (mean, variance), strict=True):
-            results.append((running_value * momentum + batch_value * (1 - momentum)).squeeze([0]))
+        results = [
+            (old * momentum + new * (1 - momentum)).squeeze([0])
+            for old, new in zip(running, (mean, variance), strict=True)
+        ]
     elif call.wants(1):
         raise unsupported_error("an output besides the first without training_mode")
     return [x.batch_normalization(mean, variance, offset, scale, epsilon=epsilon), *results]

@@ -169,11 +169,9 @@ def _rounded(rounding: str, positions: Array) -> Array:
 @rule("grid_sample", onnx="`GridSample`", since=16)
 def _grid_sample(c: ExportCall) -> ExportTensor:
     a, spatial = c.attrs, len(c.shape) - 2
-    mode = a.method
-    if c.opset < 20:
-        mode = same.onnx_names(same.METHODS)[mode]
-        if spatial == 3:
-            c.require_opset(20, "three spatial axes")
+    if spatial == 3:
+        c.require_opset(20, "three spatial axes")
+    mode = a.method if c.opset >= 20 else same.onnx_names(same.METHODS)[a.method]
     border = same.onnx_names(same.GRID_BORDERS)[a.border]
     options = {"mode": mode, "padding_mode": border, "align_corners": int(a.align_corners)}
     if a.method == "cubic" and spatial != 2:
