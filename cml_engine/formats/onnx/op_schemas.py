@@ -27,6 +27,7 @@ from cml_engine.formats.onnx.values import (
     ints,
     number,
     numbers,
+    single,
     unsupported_error,
 )
 
@@ -63,6 +64,7 @@ class Attr:
     low, high : the bounds of integers.
     among : all allowed values; empty if they are not listed.
     count : returns the length of a list from the node.
+    is_type : whether the integer is ONNX's number of an element type; the value is NumPy's type.
     since, until : the first and last opset with the attribute. Outside it has its default; an
         input with an ``until`` is an attribute up to that opset.
     """
@@ -75,6 +77,7 @@ class Attr:
     high: float = math.inf
     among: Collection[object] = ()
     count: Callable[[OnnxCall], int] | None = None
+    is_type: bool = False
     since: int = 0
     until: int = 0
 
@@ -88,6 +91,8 @@ class Attr:
             if self.required:
                 raise InvalidNode(f"attribute '{name}' is missing")
             is_list = count is not None and self.default is not None
+            if self.is_type and isinstance(self.default, int):
+                return element_dtype(self.default)
             return [self.default] * (count or 0) if is_list else self.default
         raw = call.node.attributes[name]
         values = raw if self.many else [raw]
@@ -102,7 +107,10 @@ class Attr:
         if self.among and raw not in self.among:
             allowed = ", ".join(map(str, self.among))
             raise unsupported_error(f"{name}={raw!r} (of {allowed})")
-        values = [self.kind(v) for v in values] if self.kind in (bool, float) else values
+        if self.kind in (bool, float):
+            values = [self.kind(v) for v in values]
+        elif self.is_type:
+            values = [element_dtype(v) for v in values]
         return values if self.many else values[0]
 
     def _fits(self, value: object) -> bool:
@@ -158,7 +166,8 @@ def one_of(default: str, *choices: str, **more: Any) -> Any:
 
 def element_type(default: int | None = None) -> Any:
     """Returns the declaration of an attribute that is an element type the network supports."""
-    return Attr(int, default, among=[n for n in ELEMENT_TYPES if element_dtype(n) is not None])
+    supported = [n for n in ELEMENT_TYPES if element_dtype(n) is not None]
+    return Attr(int, default, among=supported, is_type=True)
 
 
 def _declared(parameter: inspect.Parameter) -> Attr:
@@ -287,18 +296,12 @@ class OnnxCall:
         return Value.known(folded.astype(arrays[0].dtype) if is_number else folded)
 
 
-def _single(numbers: Sequence[int], subject: str) -> int:
-    if len(numbers) != 1:
-        raise InvalidNode(f"{subject} has {len(numbers)} values, wanted one")
-    return numbers[0]
-
-
 #: by the type of an input that must be known: the function that reads it
 _READERS: Mapping[str, Callable[[Value, str], object]] = {
     "Array": constant,
     "list[float]": lambda value, what: numbers(value, what).tolist(),
     "list[int]": ints,
-    "int": lambda value, what: _single(ints(value, what), what),
+    "int": lambda value, what: single(ints(value, what), what),
     "float": number,
 }
 

@@ -538,10 +538,14 @@ def ints(value: Value, subject: str) -> list[int]:
 
 def number(value: Value, subject: str) -> float:
     """Returns the single number of a value, which must be known at import."""
-    array = numbers(value, subject)
-    if array.size != 1:
-        raise InvalidNode(f"{subject} has {array.size} values, wanted one")
-    return float(array[0])
+    return float(single(numbers(value, subject).tolist(), subject))
+
+
+def single(values: Sequence[float], subject: str) -> float:
+    """Returns the only number of a list; raises an error if it has none or several."""
+    if len(values) != 1:
+        raise InvalidNode(f"{subject} has {len(values)} values, wanted one")
+    return values[0]
 
 
 def checked_axis(axis: int, rank: int) -> int:

@@ -18,7 +18,7 @@ from cml_engine.formats.onnx.counted_axes import (
 )
 from cml_engine.formats.onnx.counted_shapes import counted_by, elements
 from cml_engine.formats.onnx.op_schemas import OnnxCall, attribute, element_type, op
-from cml_engine.formats.onnx.tensors import OnnxTensor, element_dtype
+from cml_engine.formats.onnx.tensors import OnnxTensor
 from cml_engine.formats.onnx.values import (
     InvalidNode,
     Value,
@@ -31,7 +31,7 @@ from cml_engine.formats.onnx.values import (
 from cml_engine.formats.onnx.values import (
     constant as known_value,
 )
-from cml_engine.ir.graph import Array
+from cml_engine.ir.graph import Array, DType
 from cml_engine.ir.single_value import filled
 
 
@@ -112,14 +112,13 @@ def _counted_range(start: Array, limit: Value, step: Array) -> Value:
 def eye_like(
     x: Value,
     *,
-    dtype: int | None = element_type(),
+    dtype: DType | None = element_type(),
     k: int = attribute(0, low=-(1 << 31), high=1 << 31),
 ) -> Value:
     if x.rank != 2:
         raise InvalidNode(f"it wants a matrix, got {x}")
     rows, columns = allocate(x.shape)
-    result_dtype = x.dtype if dtype is None else element_dtype(dtype)
-    return Value.known(np.eye(rows, columns, k=k).astype(result_dtype or np.float32))
+    return Value.known(np.eye(rows, columns, k=k).astype(x.dtype if dtype is None else dtype))
 
 
 def _declare_window(name: str, weights: Sequence[float]) -> None:
@@ -127,14 +126,13 @@ def _declare_window(name: str, weights: Sequence[float]) -> None:
 
     @op(name, "known")
     def window(
-        size: int, *, output_datatype: int = element_type(1), periodic: bool = True
+        size: int, *, output_datatype: DType = element_type(1), periodic: bool = True
     ) -> Value:
         allocate([size])
         angle = 2 * np.pi * np.arange(size) / max(size if periodic else size - 1, 1)
         # rounded, because truncation would turn 3 - 1e-16 into 2
         wave = np.round(sum(w * np.cos(k * angle) for k, w in enumerate(weights)), 12)
-        dtype = element_dtype(output_datatype)
-        return Value.known(np.asarray(wave, np.float64).astype(dtype or np.float32))
+        return Value.known(np.asarray(wave, np.float64).astype(output_datatype))
 
 
 _declare_window("HannWindow", (0.5, -0.5))
@@ -150,7 +148,7 @@ def mel_weight_matrix(
     lower_edge: float,
     upper_edge: float,
     *,
-    output_datatype: int = element_type(1),
+    output_datatype: DType = element_type(1),
 ) -> Value:
     """Imports MelWeightMatrix: a known matrix [spectrum bins, filters] of triangular filters."""
     allocate([bins + 2, length // 2 + 1])
@@ -172,7 +170,7 @@ def mel_weight_matrix(
         if upper > centre:
             falling = np.arange(centre, upper)
             weights[falling, i] = (upper - falling) / (upper - centre)
-    return Value.known(weights.astype(element_dtype(output_datatype) or np.float32))
+    return Value.known(weights.astype(output_datatype))
 
 
 # -- Fourier transforms and grids ----------------------------------------------------------------

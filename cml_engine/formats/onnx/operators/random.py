@@ -11,7 +11,6 @@ from statistics import NormalDist
 import numpy as np
 
 from cml_engine.formats.onnx.op_schemas import OnnxCall, at_least, attribute, element_type, op
-from cml_engine.formats.onnx.tensors import element_dtype
 from cml_engine.formats.onnx.values import (
     InvalidNode,
     Value,
@@ -113,9 +112,8 @@ def _scaled(x: Value, scale: float, offset: float) -> Value:
     return y if offset == 0.0 else current_import().keep_apart(y) + float(np.float32(offset))
 
 
-def _typed(x: Value, element: int | None, default: DType) -> Value:
-    dtype = default if element is None else element_dtype(element)
-    if dtype is None or dtype.kind != "f":
+def _typed(x: Value, dtype: DType) -> Value:
+    if dtype.kind != "f":
         raise unsupported_error(f"random numbers of {dtype}")
     return x.typed(dtype)
 
@@ -140,25 +138,25 @@ def _declare(name: str, first: str, second: str, defaults: tuple[float, float]) 
     def of_shape(
         call: OnnxCall,
         *,
-        dtype: int | None = element_type(1),
+        dtype: DType = element_type(1),
         seed: float | None = None,
         shape: list[int],
         **more: float,
     ) -> Value:
         y = numbers(call, shape, seed, more[first], more[second])
-        return _typed(y, dtype, np.dtype(np.float32))
+        return _typed(y, dtype)
 
     @op(f"{name}Like", nnef, attrs=parameters)
     def like(
         call: OnnxCall,
         x: Value,
         *,
-        dtype: int | None = element_type(),
+        dtype: DType | None = element_type(),
         seed: float | None = None,
         **more: float,
     ) -> Value:
         y = numbers(call, list(x.shape), seed, more[first], more[second])
-        return _typed(y, dtype, x.dtype)
+        return _typed(y, x.dtype if dtype is None else dtype)
 
 
 _declare("RandomNormal", "mean", "scale", (0.0, 1.0))
@@ -167,11 +165,9 @@ _declare("RandomUniform", "low", "high", (0.0, 1.0))
 
 @op("Bernoulli", "random_bits, mul, lt, cast")
 def bernoulli(
-    call: OnnxCall, x: Value, *, dtype: int | None = element_type(), seed: float | None = None
+    call: OnnxCall, x: Value, *, dtype: DType | None = element_type(), seed: float | None = None
 ) -> Value:
-    target = x.dtype if dtype is None else element_dtype(dtype)
-    if target is None:
-        raise unsupported_error("random numbers of this type")
+    target = x.dtype if dtype is None else dtype
     if 0 in x.shape:
         return zeros(x.shape, target)
     is_one = _uniform(call, list(x.shape), seed).lt(x.scalar())
@@ -183,7 +179,7 @@ def multinomial(
     call: OnnxCall,
     x: Value,
     *,
-    dtype: int | None = element_type(6),
+    dtype: DType = element_type(6),
     sample_size: int = at_least(1, 1),
     seed: float | None = None,
 ) -> Value:
@@ -191,13 +187,12 @@ def multinomial(
     if x.rank != 2:
         raise InvalidNode(f"it wants [batch, classes], got {x}")
     batch, classes = x.shape
-    target = element_dtype(dtype or 6)
-    if target is None or target.kind not in "iu":
-        raise unsupported_error(f"classes of {target}")
+    if dtype.kind not in "iu":
+        raise unsupported_error(f"classes of {dtype}")
     sums = x.scalar().softmax(axes=[1]).cumsum(axis=1).unsqueeze([1])
     number = _uniform(call, [batch, sample_size, 1], seed) * sums.slice(2, classes - 1, classes)
     if classes < 2:
-        return zeros((batch, sample_size), target)
+        return zeros((batch, sample_size), dtype)
     is_before = sums.slice(2, 0, classes - 1).le(number)
     count = is_before.select(1.0, 0.0).sum_reduce(axes=[2]).squeeze([2])
-    return count.cast("integer").typed(target)
+    return count.cast("integer").typed(dtype)

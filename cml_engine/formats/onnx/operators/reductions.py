@@ -313,7 +313,7 @@ _declare_position("ArgMin", -1.0)
 @op("TopK", "top_k")
 def top_k(
     x: Value,
-    k: Value | int = at_least(0, until=9, required=True),  # noqa: B008  # a declaration
+    k: Value | int = at_least(0, until=9, required=True),
     *,
     axis: int = -1,
     largest: bool = attribute(True, since=11),

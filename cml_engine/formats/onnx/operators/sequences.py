@@ -22,6 +22,7 @@ from cml_engine.formats.onnx.values import (
     unsupported_error,
 )
 from cml_engine.io.load_limits import current_budget
+from cml_engine.ir.graph import DType
 
 _KNOWN = "known"
 
@@ -39,7 +40,7 @@ def sequence_construct(*elements: Value) -> Value:
 
 
 @op("SequenceEmpty", _KNOWN)
-def sequence_empty(*, dtype: int | None = element_type(1)) -> Value:
+def sequence_empty(*, dtype: DType = element_type(1)) -> Value:
     return SequenceValue([])
 
 
