@@ -229,10 +229,9 @@ opened *open_file(const uint8_t *bytes, size_t size, double code_bytes, double d
         NO_MEMORY(&error, "a file");
         return NULL;
     }
-    o->f = (file){.contents = {bytes, size},
-                  .memory = &o->memory,
-                  .error = &error,
-                  .limits = cml__limits_of(&stated, 0)};
+    o->f = cml__file_of(bytes, size, &stated, 0);
+    o->f.memory = &o->memory;
+    o->f.error = &error;
     if (cml__open_file(&o->f) == CML_OK) return o;
     close_file(o);
     return NULL;
@@ -352,25 +351,27 @@ EXPORT(step) void describe_step(const cml_net *net, uint32_t i) {
     results[4] = row->groups;
 }
 
+/* Records a pass of steps [first, end). */
+static void record_steps(const network *n, uint32_t first, uint32_t end) {
+    cml_scheduler *s = n->scheduler;
+    BACKEND(s, begin_pass, NULL, -1, -1);
+    for (uint32_t i = first; i < end; i++) cml__dispatch(s, n, i, i, n->steps[i].groups);
+    BACKEND(s, end_pass, NULL);
+}
+
 /* Records a whole step alone, to measure it on a device without timestamps. */
 EXPORT(run_step) void run_step(cml_net *net, uint32_t i) {
     const network *n = net->network;
-    cml_scheduler *s = n->scheduler;
-    BACKEND(s, begin_pass, NULL, -1, -1);
-    cml__dispatch(s, n, i, i, n->steps[i].groups);
-    BACKEND(s, end_pass, NULL);
-    flush(s->backend.user);
+    record_steps(n, i, i + 1);
+    flush(n->scheduler->backend.user);
 }
 
 /* Records all steps and copies of a network, so that the device can say what it refuses. */
 EXPORT(run_all) void run_all(cml_net *net) {
     const network *n = net->network;
-    cml_scheduler *s = n->scheduler;
-    BACKEND(s, begin_pass, NULL, -1, -1);
-    for (uint32_t i = 0; i < n->step_count; i++) cml__dispatch(s, n, i, i, n->steps[i].groups);
-    BACKEND(s, end_pass, NULL);
-    cml__copy_updates(s, n);
-    flush(s->backend.user);
+    record_steps(n, 0, n->step_count);
+    cml__copy_updates(n->scheduler, n);
+    flush(n->scheduler->backend.user);
 }
 
 /* Returns where the times of the steps at load are to be written; NULL without memory. */

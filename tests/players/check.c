@@ -187,10 +187,9 @@ static cml_status print_values(file *f) {
 static int check_values(const uint8_t *data, size_t size) {
     heap memory = {.blocks = NULL};
     cml_error error;
-    file f = {.contents = {data, size},
-              .memory = &memory,
-              .error = &error,
-              .limits = cml__limits_of(NULL, 1)};
+    file f = cml__file_of(data, size, NULL, 1);
+    f.memory = &memory;
+    f.error = &error;
     cml_status status = print_values(&f);
     if (status != CML_OK) printf("%s\n", error.text);
     cml__heap_free_all(memory);

@@ -77,28 +77,30 @@ static int has_feature(WGPUAdapter adapter, WGPUDevice device, WGPUFeatureName f
 static cml_device_info info_of(WGPUAdapter adapter, WGPUDevice device) {
     WGPULimits limits;
     WGPUAdapterInfo adapter_info = {.nextInChain = NULL};
-    cml_device_info info;
     memset(&limits, 0, sizeof limits);
-    memset(&info, 0, sizeof info);
     if (device != NULL)
         wgpuDeviceGetLimits(device, &limits);
     else
         wgpuAdapterGetLimits(adapter, &limits);
     if (adapter != NULL) wgpuAdapterGetInfo(adapter, &adapter_info);
-    info.buffer_bytes = limits.maxBufferSize;
-    info.binding_bytes = limits.maxStorageBufferBindingSize;
-    info.storage_buffers = limits.maxStorageBuffersPerShaderStage;
-    info.storage_alignment = limits.minStorageBufferOffsetAlignment;
-    info.uniform_alignment = limits.minUniformBufferOffsetAlignment;
-    info.threads = limits.maxComputeInvocationsPerWorkgroup;
-    info.shared_bytes = limits.maxComputeWorkgroupStorageSize;
-    info.groups_per_dimension = limits.maxComputeWorkgroupsPerDimension;
-    info.has_half = has_feature(adapter, device, WGPUFeatureName_ShaderF16);
-    info.tick_ms = has_feature(adapter, device, WGPUFeatureName_TimestampQuery) ? 1e-6 : 0.0;
-    info.takes_spirv = IS_WGPU_NATIVE;
-    info.takes_wgsl = 1;
-    info.is_software = adapter_info.adapterType == WGPUAdapterType_CPU;
-    info.times_pass_end = info.is_software; /* a timestamp takes 20 to 50 us on a software driver */
+    int is_software = adapter_info.adapterType == WGPUAdapterType_CPU;
+    int is_timed = has_feature(adapter, device, WGPUFeatureName_TimestampQuery);
+    cml_device_info info = {
+        .buffer_bytes = limits.maxBufferSize,
+        .binding_bytes = limits.maxStorageBufferBindingSize,
+        .storage_buffers = limits.maxStorageBuffersPerShaderStage,
+        .storage_alignment = limits.minStorageBufferOffsetAlignment,
+        .uniform_alignment = limits.minUniformBufferOffsetAlignment,
+        .threads = limits.maxComputeInvocationsPerWorkgroup,
+        .shared_bytes = limits.maxComputeWorkgroupStorageSize,
+        .groups_per_dimension = limits.maxComputeWorkgroupsPerDimension,
+        .tick_ms = is_timed ? 1e-6 : 0.0,
+        .has_half = has_feature(adapter, device, WGPUFeatureName_ShaderF16),
+        .takes_spirv = IS_WGPU_NATIVE,
+        .takes_wgsl = 1,
+        .is_software = is_software,
+        .times_pass_end = is_software, /* a timestamp takes 20 to 50 us on a software driver */
+    };
     snprintf(info.name, sizeof info.name, "%.*s (%.*s)",
              (int)(adapter_info.device.data ? adapter_info.device.length : 0),
              adapter_info.device.data,

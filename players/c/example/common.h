@@ -57,4 +57,54 @@ static inline void *read_whole(const char *path, size_t *size) {
     return data;
 }
 
+/* Writes a whole file; returns 0 if that fails. */
+static inline int write_whole(const char *path, const void *data, size_t size) {
+    FILE *out = fopen(path, "wb");
+    int is_written = out != NULL && fwrite(data, 1, size, out) == size;
+    if (out != NULL) fclose(out);
+    return is_written;
+}
+
+/* Returns the FILE of the word NAME=FILE, which becomes NULL; NULL if there is no such word. */
+static inline const char *take_file(char **words, size_t count, const char *name) {
+    size_t length = strlen(name);
+    for (size_t i = 0; i < count; i++) {
+        const char *word = words[i];
+        if (word == NULL || strncmp(word, name, length) != 0 || word[length] != '=') continue;
+        words[i] = NULL;
+        return word + length + 1;
+    }
+    return NULL;
+}
+
+enum { MAX_INPUTS = 64 };
+
+typedef struct file_inputs { /* the inputs of a network, from files of plain numbers */
+    cml_input items[MAX_INPUTS];
+    char names[MAX_INPUTS][256];
+    size_t count;
+} file_inputs;
+
+/* Reads the inputs from the files of the words NAME=FILE; those without a file are zeros. Returns 0
+ * if one cannot be read. `to` begins with zeros. */
+static inline int read_inputs(const cml_net *net, char **words, size_t word_count,
+                              file_inputs *to) {
+    cml_shape shape;
+    for (; cml_get_input_shape(net, (uint32_t)to->count, &shape) == CML_OK; to->count++) {
+        cml_input *input = &to->items[to->count];
+        char *name = to->names[to->count];
+        copy_text(name, sizeof to->names[0], shape.name);
+        const char *path = take_file(words, word_count, name);
+        input->name = name;
+        input->bytes = (size_t)(4 * shape.elements);
+        input->data = path != NULL ? read_whole(path, &input->bytes) : calloc(1, input->bytes + 1);
+        if (input->data == NULL) return 0;
+    }
+    return 1;
+}
+
+static inline void free_inputs(const file_inputs *of) {
+    for (size_t i = 0; i < of->count; i++) free((void *)of->items[i].data);
+}
+
 #endif

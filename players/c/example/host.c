@@ -11,8 +11,6 @@
 #include "gpu.h"
 #endif
 
-enum { MAX_TENSORS = 64 };
-
 static cml_backend backend; /* the functions of the device */
 
 /* Encodes, submits and ends one frame. */
@@ -25,68 +23,40 @@ static void play_frame(gpu *g, cml_scheduler *scheduler, double budget_ms) {
     cml_end_frame(scheduler);
 }
 
-/* Fills `input` from its argument NAME=FILE, or with zeros; a used argument becomes NULL. Returns 0
- * if the file cannot be read. */
-static int read_input(const cml_shape *shape, char **arguments, int count, char *name, size_t room,
-                      cml_input *input) {
-    copy_text(name, room, shape->name);
-    *input = (cml_input){.name = name, .bytes = (size_t)shape->bytes};
-    for (int i = 0; i < count; i++) {
-        size_t length = strlen(name);
-        char *argument = arguments[i];
-        if (argument == NULL || strncmp(argument, name, length) != 0 || argument[length] != '=')
-            continue;
-        arguments[i] = NULL;
-        input->data = read_whole(argument + length + 1, &input->bytes);
-        return input->data != NULL;
-    }
-    input->data = calloc(1, input->bytes > 0 ? input->bytes : 1);
-    return input->data != NULL;
-}
-
 static int write_output(gpu *g, cml_scheduler *scheduler, cml_job job, const cml_shape *shape,
                         cml_error *error) {
     char name[256], path[264];
-    void *data = malloc(shape->bytes > 0 ? (size_t)shape->bytes : 1);
+    size_t size = (size_t)(4 * shape->elements);
+    void *data = malloc(size + 1);
     cml_status status;
     copy_text(name, sizeof name, shape->name);
     snprintf(path, sizeof path, "%s.bin", name);
-    while ((status = cml_read(scheduler, job, name, data, (size_t)shape->bytes, error)) ==
-           CML_PENDING)
+    while ((status = cml_read(scheduler, job, name, data, size, error)) == CML_PENDING)
         play_frame(g, scheduler, 0.0);
-    FILE *out = status == CML_OK ? fopen(path, "wb") : NULL;
-    if (out != NULL) {
-        fwrite(data, 1, (size_t)shape->bytes, out);
-        fclose(out);
-        printf("%s: %llu numbers\n", path, (unsigned long long)shape->elements);
-    }
+    int is_written = status == CML_OK && write_whole(path, data, size);
+    if (is_written) printf("%s: %llu numbers\n", path, (unsigned long long)shape->elements);
     free(data);
-    return status == CML_OK ? out != NULL : 0;
+    return is_written;
 }
 
 /* Plays the network once. Returns an exit code. */
 static int play(gpu *g, cml_scheduler *scheduler, cml_net *net, char **arguments, int count,
                 double budget_ms) {
-    static cml_input inputs[MAX_TENSORS];
-    static char names[MAX_TENSORS][256];
+    static file_inputs inputs;
     cml_shape shape;
     cml_error error = {CML_ERROR_INPUT, "an output could not be written"};
     cml_job job;
     cml_job_info info;
-    uint32_t input_count = 0;
     long frames = 0;
-    for (; cml_get_input_shape(net, input_count, &shape) == CML_OK; input_count++)
-        if (!read_input(&shape, arguments, count, names[input_count], sizeof *names,
-                        &inputs[input_count]))
-            return 1;
+    if (!read_inputs(net, arguments, (size_t)count, &inputs)) return 1;
     for (int i = 0; i < count; i++) {
         if (arguments[i] == NULL) continue;
         fprintf(stderr, "'%s': the network has no such input; its first is '%s'\n", arguments[i],
-                names[0]);
+                inputs.names[0]);
         return 2;
     }
-    cml_status status = cml_submit(scheduler, net, inputs, input_count, NULL, &job, &error);
-    for (uint32_t i = 0; i < input_count; i++) free((void *)inputs[i].data); /* it was copied */
+    cml_status status = cml_submit(scheduler, net, inputs.items, inputs.count, NULL, &job, &error);
+    free_inputs(&inputs); /* they were copied */
     if (status != CML_OK) {
         print_error(&error);
         return 1;

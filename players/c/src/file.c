@@ -41,7 +41,7 @@ cml_status cml__find_section(file *f, const char *tag, uint32_t number, section_
 }
 
 /* Returns the limits that the host states, else the defaults; a trusted file has none. */
-cml_limits cml__limits_of(const cml_limits *stated, int trusted) {
+static cml_limits limits_of(const cml_limits *stated, int trusted) {
     cml_limits limits = {UINT64_MAX, UINT64_MAX, UINT32_MAX, UINT32_MAX};
     if (!trusted) limits = (cml_limits)COOKED_DEFAULT_LIMITS;
     if (stated == NULL) return limits;
@@ -50,6 +50,13 @@ cml_limits cml__limits_of(const cml_limits *stated, int trusted) {
     if (stated->kernels) limits.kernels = stated->kernels;
     if (stated->steps) limits.steps = stated->steps;
     return limits;
+}
+
+/* Returns a file to open, whose `memory` and `error` are still to be set. */
+file cml__file_of(const void *bytes, size_t size, const cml_limits *limits, int trusted) {
+    return (file){.contents = {bytes, bytes != NULL ? size : 0},
+                  .trusted = trusted,
+                  .limits = limits_of(limits, trusted)};
 }
 
 static cml_status check_limits(file *f) {

@@ -9,10 +9,34 @@ static uint32_t count_unsettled(const work *w) {
     return count;
 }
 
+/* Returns how many slices of a frame can be timed alone, between groups of the others. */
+static uint32_t most_alone(const cml_scheduler *s) {
+    return s->max_groups < 3 ? 1 : (s->max_groups - 1) / 2;
+}
+
 /* Returns the most slices of a frame whose costs are not settled: all are to be timed alone. */
 static uint32_t most_unsettled(const cml_scheduler *s) {
-    if (s->wall_clock) return UINT32_MAX;
-    return s->max_groups < 3 ? 1 : (s->max_groups - 1) / 2;
+    return s->wall_clock ? UINT32_MAX : most_alone(s);
+}
+
+/* Adds workgroups of a step that are predicted to take `ms`; returns 1 if their cost is settled. */
+static int add_slice(work *w, job *j, step *of, uint32_t first, uint32_t count, double ms) {
+    int settled = cml__is_settled(of, count);
+    w->slices[w->slice_count++] =
+        (slice){.job = j,
+                .step = of,
+                .first = first,
+                .count = count,
+                .ms = ms,
+                .samples = of->curve->sizes[cml__bucket_of(count)].samples,
+                .settled = settled};
+    return settled;
+}
+
+static int is_among(job *const *jobs, uint32_t count, const job *j) {
+    for (uint32_t i = 0; i < count; i++)
+        if (jobs[i] == j) return 1;
+    return 0;
 }
 
 /* Adds the job's next slices within `left` ms; returns 1 if that completes the job. */
@@ -39,11 +63,7 @@ static int plan_job(cml_scheduler *s, job *j, double *left) {
             before->count += count;
             before->ms += spent;
         } else {
-            uint64_t samples = of->curve->sizes[cml__bucket_of(count)].samples;
-            int settled = cml__is_settled(of, count);
-            w->slices[w->slice_count++] =
-                (slice){j, of, group, count, spent, samples, settled, 0, 0};
-            unsettled += !settled;
+            unsettled += !add_slice(w, j, of, group, count, spent);
         }
         *left -= spent;
         is_cut = count < limit;
@@ -67,57 +87,45 @@ static int is_starting(const cml_scheduler *s, const network *net) {
 /* Plans the given slices, as far as their jobs could run. */
 void cml__use_decision(cml_scheduler *s, const slice *decision, uint32_t count) {
     work *w = s->work;
-    for (uint32_t i = 0, parts = 0, k; i < count; i++) {
-        slice one = decision[i];
-        for (k = 0; k < s->candidate_count && s->candidates[k] != one.job; k++) {}
-        parts += one.count < one.step->groups;
-        if (k == s->candidate_count || w->slice_count == s->max_slices || parts > PARTS) continue;
-        one.ms = cml__predict(&s->model, one.step, one.count);
-        one.samples = one.step->curve->sizes[cml__bucket_of(one.count)].samples;
-        one.settled = cml__is_settled(one.step, one.count);
-        w->slices[w->slice_count++] = one;
-        for (k = 0; k < s->start_count && s->starts[k] != one.job; k++) {}
-        if (k == s->start_count && one.job->run.state != CML_STATE_RUNNING)
-            s->starts[s->start_count++] = one.job;
+    uint32_t parts = 0;
+    for (const slice *one = decision; one < decision + count; one++) {
+        job *j = one->job;
+        parts += one->count < one->step->groups;
+        if (!is_among(s->candidates, s->candidate_count, j) || w->slice_count == s->max_slices ||
+            parts > PARTS)
+            continue;
+        add_slice(w, j, one->step, one->first, one->count,
+                  cml__predict(&s->model, one->step, one->count));
+        if (j->run.state != CML_STATE_RUNNING && !is_among(s->starts, s->start_count, j))
+            s->starts[s->start_count++] = j;
     }
 }
 
-/* Plans slices in the policy's order until the aim is reached. */
-static void decide(cml_scheduler *s, int behind, cml_reason otherwise) {
+/* Plans slices in the policy's order until the aim is reached; returns why there are no more. */
+static cml_reason decide(cml_scheduler *s, int behind, cml_reason otherwise) {
     work *w = s->work;
     double left = w->report.aim_ms;
     w->slice_count = s->start_count = 0;
     w->report.reason = otherwise;
     if (s->planner != NULL && behind != BEHIND_ALL) {
         s->planner(s);
-        return;
+        return w->report.reason;
     }
-    if (!(w->report.budget_ms > 0)) {
-        w->report.reason = CML_REASON_BUDGET;
-        return;
-    }
-    if (behind) {
-        w->report.reason = CML_REASON_WAITING_FOR_GPU;
-        return;
-    }
+    if (!(w->report.budget_ms > 0)) return CML_REASON_BUDGET;
+    if (behind) return CML_REASON_WAITING_FOR_GPU;
     cml__sort_candidates(s);
     for (uint32_t i = 0; i < s->candidate_count; i++) {
         job *j = s->candidates[i];
         int is_running = j->run.state == CML_STATE_RUNNING;
-        if (count_unsettled(w) >= most_unsettled(s)) {
-            w->report.reason = CML_REASON_BUDGET;
-            return;
-        }
+        if (count_unsettled(w) >= most_unsettled(s)) return CML_REASON_BUDGET;
         if (!is_running && is_starting(s, j->net)) continue;
         uint32_t before = w->slice_count;
         int is_complete = plan_job(s, j, &left);
         if (!is_running && (w->slice_count > before || is_complete))
             s->starts[s->start_count++] = j;
-        if (!is_complete) {
-            w->report.reason = CML_REASON_BUDGET;
-            return;
-        }
+        if (!is_complete) return CML_REASON_BUDGET;
     }
+    return otherwise;
 }
 
 /* ------------------------------------------------------------------ a frame (frame.py, jobs/) */
@@ -192,8 +200,7 @@ static cml_reason gather_candidates(cml_scheduler *s, double budget) {
  * those that were timed least often. */
 static void choose_alone(const cml_scheduler *s, work *w) {
     int all_settled = count_unsettled(w) == 0;
-    uint32_t most = w->slice_count, limit = s->max_groups;
-    if (w->slice_count > limit) most = limit < 3 ? 1 : (limit - 1) / 2;
+    uint32_t most = w->slice_count > s->max_groups ? most_alone(s) : w->slice_count;
     EACH_SLICE(w, one) one->alone = 0;
     for (uint32_t chosen = 0; chosen < most; chosen++) {
         slice *least = NULL;
@@ -261,7 +268,7 @@ void cml__begin_frame(cml_scheduler *s, double now, double budget, double aim, i
         s->live[i]->saved_in = s->frame + 1;
     }
     cml_reason otherwise = gather_candidates(s, budget);
-    do decide(s, behind, otherwise);
+    do w->report.reason = decide(s, behind, otherwise);
     while (!start_jobs(s));
     EACH_SLICE(w, run) {
         job *j = run->job;
@@ -326,13 +333,11 @@ static void confirm_guesses(cml_scheduler *s, work *w) {
 
 static void learn_frame(cml_scheduler *s, work *w) {
     cml_report *r = &w->report;
-    int all_settled = 1;
     r->measured_ms = 0;
     for (uint32_t i = 0; i < w->group_count; i++) r->measured_ms += w->ms[i];
-    for (uint32_t i = 0; i < w->slice_count; i++)
-        if (!w->slices[i].settled) all_settled = 0;
-    if (all_settled && !w->is_replayed && r->predicted_ms > PLAN_TELLING_SHARE * r->aim_ms &&
-        r->measured_ms > 0 && !isinf(r->predicted_ms + r->measured_ms)) {
+    if (count_unsettled(w) == 0 && !w->is_replayed &&
+        r->predicted_ms > PLAN_TELLING_SHARE * r->aim_ms && r->measured_ms > 0 &&
+        !isinf(r->predicted_ms + r->measured_ms)) {
         double lifted = fmax(0.0, PLAN_SMALL * r->budget_ms - r->predicted_ms);
         cml__record_excess(&s->model, r->predicted_ms + lifted, r->measured_ms + lifted,
                            r->measured_ms - r->predicted_ms > r->budget_ms);

@@ -122,7 +122,7 @@ typedef struct plan { /* a copy of a plan's section, and the tables in it */
 typedef enum section_use { SECTION_OPTIONAL, SECTION_REQUIRED, SECTION_COPIED } section_use;
 cml_status cml__find_section(file *f, const char *tag, uint32_t number, section_use use,
                              span *section);
-cml_limits cml__limits_of(const cml_limits *stated, int trusted);
+file cml__file_of(const void *bytes, size_t size, const cml_limits *limits, int trusted);
 cml_status cml__open_file(file *f);
 cml_status cml__open_kernels(file *f);
 cml_status cml__open_plan(file *f, uint32_t number, plan *p);
@@ -303,7 +303,6 @@ struct network {
     cml_pipeline **pipelines; /* by kernel */
     cml_bindings **bindings;  /* by step */
     cml_scope *scope;
-    int trusted;
     uint32_t slot_mask; /* frames of the ring that changed its variables */
     int state_lost;     /* one of those frames never ran */
     readback *results;  /* options.max_results of them */
@@ -406,6 +405,7 @@ struct cml_scheduler {
 
 int cml__init_core(cml_scheduler *s);
 int cml__adopt_net(cml_scheduler *s, network *net);
+void cml__unlink_net(cml_scheduler *s, const network *net);
 int cml__is_at_work(const network *net);
 job *cml__find_free_job(cml_scheduler *s);
 void cml__enqueue(cml_scheduler *s, job *j);

@@ -38,6 +38,13 @@ static void learn_load(cml_scheduler *s, const network *net) {
     }
 }
 
+/* Takes a network out of a scheduler's list, if it is in there. */
+void cml__unlink_net(cml_scheduler *s, const network *net) {
+    network **at = &s->nets;
+    while (*at != NULL && *at != net) at = &(*at)->next;
+    if (*at != NULL) *at = net->next;
+}
+
 /* Gives the network's steps their cost curves and adds it to the scheduler, from another one if it
  * is not at work there. Returns 0 without memory. */
 int cml__adopt_net(cml_scheduler *s, network *net) {
@@ -51,11 +58,7 @@ int cml__adopt_net(cml_scheduler *s, network *net) {
         /* measured guesses count as some ratios of 1 */
         s->model.ratio_count = net->f.guess.factors > 0 ? PLAN_GUESSED_SAMPLES : 0;
     }
-    if (net->owner != NULL) {
-        network **at = &net->owner->nets;
-        while (*at != net) at = &(*at)->next;
-        *at = net->next;
-    }
+    if (net->owner != NULL) cml__unlink_net(net->owner, net);
     net->owner = s;
     net->after_frame = 0;
     net->next = s->nets;

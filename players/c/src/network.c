@@ -138,13 +138,10 @@ static cml_status read_needs(const cml_device_info *info, file *f, cml_needs *ne
 cml_status cml_get_needs(const cml_device_info *info, const void *bytes, size_t size,
                          uint32_t flags, cml_needs *needs, cml_error *error) {
     heap memory = {.blocks = NULL};
-    int trusted = (flags & CML_TRUSTED) != 0;
-    file f = {.contents = {bytes, bytes != NULL ? size : 0},
-              .memory = &memory,
-              .error = error,
-              .only_wgsl = !info->takes_spirv || !trusted,
-              .trusted = trusted,
-              .limits = cml__limits_of(NULL, trusted)};
+    file f = cml__file_of(bytes, size, NULL, (flags & CML_TRUSTED) != 0);
+    f.memory = &memory;
+    f.error = error;
+    f.only_wgsl = !info->takes_spirv || !f.trusted;
     if (error != NULL) memset(error, 0, sizeof *error);
     cml_status status = read_needs(info, &f, needs);
     cml__heap_free_all(memory);
@@ -174,7 +171,7 @@ static void make_steps(network *n) {
         const plan_step_row *row = &n->p.steps[i];
         cml_text key = text_of(&n->f, row->cost_key);
         double ms = fmax(row->flops / guess->flops_per_ms, row->nbytes / guess->bytes_per_ms);
-        if (!n->trusted) ms = fmax(ms, 1e-5); /* an untrusted file may state no work at all */
+        if (!n->f.trusted) ms = fmax(ms, 1e-5); /* an untrusted file may state no work at all */
         n->steps[i] = (step){.groups = row->groups,
                              .factor = factor_of(&n->f, key),
                              .work = ms,
@@ -196,7 +193,7 @@ static cml_status make_ranges(network *n) {
     cml_scheduler *s = n->scheduler;
     uint64_t bytes = (uint64_t)s->stride * n->step_count;
     uint8_t *words = cml__heap_alloc(&n->memory, bytes, 1);
-    if (words == NULL) return cml__fail(n->f.error, CML_ERROR_MEMORY, "no memory for its tables");
+    if (words == NULL) return NO_MEMORY(n->f.error, "its tables");
     for (uint32_t i = 0; i < n->step_count; i++) {
         uint32_t range[4] = {0, n->steps[i].groups, s->info.groups_per_dimension, 0};
         memcpy(words + (size_t)s->stride * i, range, sizeof range);
@@ -223,16 +220,14 @@ static cml_status make_net(network *n) {
     n->pipelines = cml__heap_alloc(memory, n->f.kernel_count, sizeof *n->pipelines);
     n->staging = cml__heap_alloc(memory, min_u64(longest, CHUNK), 1);
     n->results = cml__heap_alloc(memory, s->options.max_results, sizeof *n->results);
-    if (memory->exhausted)
-        return cml__fail(n->f.error, CML_ERROR_MEMORY, "no memory for its tables");
+    if (memory->exhausted) return NO_MEMORY(n->f.error, "its tables");
     n->step_count = steps;
     n->exclusive = n;
     make_steps(n);
     if (params > s->info.buffer_bytes)
         return cml__fail(n->f.error, CML_ERROR_STALE, "its parameters do not fit into one buffer");
     n->scope = s->backend.create_scope(s->backend.user);
-    if (n->scope == NULL)
-        return cml__fail(n->f.error, CML_ERROR_MEMORY, "no memory for an error scope");
+    if (n->scope == NULL) return NO_MEMORY(n->f.error, "an error scope");
     for (int i = 0; i < SPACES; i++) {
         n->spaces[i] = cml__new_buffer(s, memory, n->scope, CML_USAGE_TENSOR, n->p.row->spaces[i]);
         TRY(refusal_of(n, n->spaces[i]));
@@ -290,12 +285,11 @@ cml_status cml__load(cml_scheduler *s, const file *opened, cml_net **net, cml_er
     n->memory = memory;
     n->scheduler = s;
     n->handle = handle;
-    n->trusted = opened->trusted;
     n->f = (file){.contents = opened->contents,
                   .memory = &n->memory,
                   .error = error,
-                  .only_wgsl = !s->info.takes_spirv || !n->trusted,
-                  .trusted = n->trusted,
+                  .only_wgsl = !s->info.takes_spirv || !opened->trusted,
+                  .trusted = opened->trusted,
                   .limits = opened->limits};
     memcpy(n->f.hashed, opened->hashed, sizeof n->f.hashed);
     cml_status status = load(n);
@@ -313,10 +307,7 @@ cml_status cml__load(cml_scheduler *s, const file *opened, cml_net **net, cml_er
 
 cml_status cml_load_cooked(cml_scheduler *s, const void *bytes, size_t size, uint32_t flags,
                            cml_net **net, cml_error *error) {
-    int trusted = (flags & CML_TRUSTED) != 0;
-    const file opened = {.contents = {bytes, bytes != NULL ? size : 0},
-                         .trusted = trusted,
-                         .limits = cml__limits_of(&s->options.limits, trusted)};
+    const file opened = cml__file_of(bytes, size, &s->options.limits, (flags & CML_TRUSTED) != 0);
     return cml__load(s, &opened, net, error);
 }
 
@@ -336,7 +327,7 @@ static cml_status build_kernel(network *n, uint32_t index) {
                          .params_bytes = k->params_bytes,
                          .uses_half = (k->flags & COOKED_F16) != 0,
                          .uses_subgroups = (k->flags & COOKED_SUBGROUPS) != 0,
-                         .is_unchecked = n->trusted && (k->flags & COOKED_TRUSTED) != 0,
+                         .is_unchecked = n->f.trusted && (k->flags & COOKED_TRUSTED) != 0,
                          .digest = k->digest};
     n->pipelines[index] = BACKEND(n->scheduler, create_pipeline, n->scope, &kernel);
     cml__heap_free(&n->memory, code);
@@ -358,7 +349,7 @@ static cml_status bind_step(network *n, uint32_t index) {
     /* an untrusted file may bind less than the kernel's array has: that is to be an error here, and
      * not in the host's frame */
     n->bindings[index] = BACKEND(n->scheduler, create_bindings, n->scope, n->pipelines[of->kernel],
-                                 ranges, of->bindings + 2, of->writes, !n->trusted);
+                                 ranges, of->bindings + 2, of->writes, !n->f.trusted);
     n->memory.counts.bind_groups++;
     return refusal_of(n, n->bindings[index]);
 }

@@ -239,10 +239,9 @@ cml_status cml__check_file(file *f, int with_code) {
 cml_status cml_check(const void *bytes, size_t size, const cml_limits *limits,
                      const cml_allocator *allocator, cml_error *error) {
     heap memory = {.allocator = allocator != NULL ? *allocator : (cml_allocator){NULL, NULL, NULL}};
-    file f = {.contents = {bytes, bytes ? size : 0},
-              .memory = &memory,
-              .error = error,
-              .limits = cml__limits_of(limits, 0)};
+    file f = cml__file_of(bytes, size, limits, 0);
+    f.memory = &memory;
+    f.error = error;
     if (error != NULL) memset(error, 0, sizeof *error);
     cml_status status = cml__open_file(&f);
     if (status == CML_OK) status = cml__check_file(&f, 1);

@@ -166,6 +166,12 @@ const cml_slice *cml_get_slices(const cml_scheduler *s) { return s->reported; }
 
 /* ------------------------------------------------------------------ the end of a frame */
 
+/* Takes back the copies of outputs that a frame made: a later frame copies them again. */
+static void cancel_reads(cml_scheduler *s, uint64_t frame) {
+    EACH_JOB(s, j)
+        if (j->result != NULL && j->result->frame == frame) cml__cancel_readback(s, j->result);
+}
+
 /* Fails the jobs that had work in a frame that was ended but never ran, and the jobs that read what
  * those wrote: their results would be wrong. */
 static void fail_harmed(cml_scheduler *s, uint32_t slot) {
@@ -181,9 +187,7 @@ static void fail_harmed(cml_scheduler *s, uint32_t slot) {
         memcpy(j->error, why, sizeof why);
         cml__log(s, CML_LOG_ERROR, "job %llu failed: %s", ULL(j->number), why);
     }
-    EACH_JOB(s, j) /* outputs are copied again */
-        if (j->result != NULL && j->result->frame == s->ring[slot].frame)
-            cml__cancel_readback(s, j->result);
+    cancel_reads(s, s->ring[slot].frame);
 }
 
 static void forget_slot(cml_scheduler *s, uint32_t slot) {
@@ -279,9 +283,7 @@ void cml_abandon_frame(cml_scheduler *s) {
             cml__cancel_readback(s, slot);
             forget_slot(s, (uint32_t)(slot - s->ring));
         }
-        EACH_JOB(s, j)
-            if (j->result != NULL && j->result->frame == s->frame)
-                cml__cancel_readback(s, j->result);
+        cancel_reads(s, s->frame);
     }
     cml__abandon_frame(s);
     cml__reclaim_jobs(s);

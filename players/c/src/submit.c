@@ -72,10 +72,8 @@ void cml__forget_net(cml_scheduler *s, const network *net) {
 
 /* Frees a network that no open frame uses, and everything that points into it. */
 void cml__remove_net(cml_scheduler *s, network *net) {
-    network **at = &s->nets;
     cml__forget_net(s, net);
-    while (*at != NULL && *at != net) at = &(*at)->next;
-    if (*at != NULL) *at = net->next;
+    cml__unlink_net(s, net);
     net->handle->network = NULL;
     net->handle->next = s->unloaded;
     s->unloaded = net->handle;

@@ -20,7 +20,7 @@
 enum { MAX_FILES = 16, MAX_VALUES = 1 << 20 };
 
 typedef struct named_files { /* NAME=FILE, as it was given */
-    const char *values[MAX_FILES];
+    char *values[MAX_FILES];
     size_t count;
 } named_files;
 
@@ -53,7 +53,7 @@ static void give_back(void *user, void *block, size_t bytes) {
 }
 
 /* Returns the number of words that the option takes; 0 if it is wrong. */
-static int read_option(const char *flag, const char *value) {
+static int read_option(const char *flag, char *value) {
     const struct {
         const char *flag;
         int *on;
@@ -81,15 +81,6 @@ static int read_option(const char *flag, const char *value) {
         return 2;
     }
     return 0;
-}
-
-/* Returns the file of a name; NULL if none was given. */
-static const char *file_of(const named_files *files, const char *name) {
-    size_t length = strlen(name);
-    for (size_t i = 0; i < files->count; i++)
-        if (strncmp(files->values[i], name, length) == 0 && files->values[i][length] == '=')
-            return files->values[i] + length + 1;
-    return NULL;
 }
 
 static void add_number(numbers *to, double value) {
@@ -141,25 +132,23 @@ static void play_frame(void) {
 static int write_output(cml_job job, const cml_shape *shape, cml_error *error) {
     char name[256];
     cml_status status = CML_PENDING;
-    size_t size = (size_t)shape->bytes;
+    size_t size = (size_t)(4 * shape->elements);
     time_t start = time(NULL);
     copy_text(name, sizeof name, shape->name);
-    const char *path = file_of(&output_files, name);
+    const char *path = take_file(output_files.values, output_files.count, name);
     if (path == NULL) return 1;
     void *data = malloc(size + 1);
     while (status == CML_PENDING && time(NULL) - start < 60) {
         status = cml_read(scheduler, job, name, data, size, error);
         if (status == CML_PENDING) play_frame();
     }
-    FILE *out = status == CML_OK ? fopen(path, "wb") : NULL;
-    int is_written = out != NULL && fwrite(data, 1, size, out) == size;
-    if (out != NULL) fclose(out);
+    int is_written = status == CML_OK && write_whole(path, data, size);
     free(data);
     return is_written;
 }
 
 /* Plays all runs; returns 1 if all went well. */
-static int play(cml_net *net, const cml_input *inputs, uint32_t input_count, cml_error *error) {
+static int play(cml_net *net, const file_inputs *inputs, cml_error *error) {
     cml_counts before = {0, 0, 0, 0}, after = before;
     cml_shape shape;
     cml_job job = 0;
@@ -167,7 +156,8 @@ static int play(cml_net *net, const cml_input *inputs, uint32_t input_count, cml
     for (int is_last = 0; !is_last; run++) {
         cml_job_info info;
         double n = 0;
-        if (cml_submit(scheduler, net, inputs, input_count, NULL, &job, error) != CML_OK) return 0;
+        if (cml_submit(scheduler, net, inputs->items, inputs->count, NULL, &job, error) != CML_OK)
+            return 0;
         do {
             play_frame();
             total++;
@@ -205,24 +195,16 @@ static int play(cml_net *net, const cml_input *inputs, uint32_t input_count, cml
 }
 
 static int load_and_play(const void *bytes, size_t size, cml_error *error) {
-    static cml_input inputs[64];
-    static char names[64][256];
+    static file_inputs inputs;
     cml_net *net;
-    cml_shape shape;
     cml_status status;
-    uint32_t count = 0;
     if (cml_load_cooked(scheduler, bytes, size, trusted ? CML_TRUSTED : 0, &net, error) != CML_OK)
         return 0;
     while ((status = cml_build(net, 1000, error)) == CML_PENDING) rest();
-    for (; cml_get_input_shape(net, count, &shape) == CML_OK; count++) {
-        cml_input *input = &inputs[count];
-        copy_text(names[count], sizeof *names, shape.name);
-        const char *file = file_of(&input_files, names[count]);
-        *input = (cml_input){.name = names[count], .bytes = (size_t)shape.bytes};
-        input->data = file ? read_whole(file, &input->bytes) : calloc(1, input->bytes + 1);
-    }
-    int is_good = status == CML_OK && play(net, inputs, count, error);
-    for (uint32_t i = 0; i < count; i++) free((void *)inputs[i].data);
+    int is_good = status == CML_OK &&
+                  read_inputs(net, input_files.values, input_files.count, &inputs) &&
+                  play(net, &inputs, error);
+    free_inputs(&inputs);
     gpu_wait_idle(&g, &backend);
     cml_unload(scheduler, net);
     return is_good;
