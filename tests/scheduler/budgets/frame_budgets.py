@@ -1,10 +1,9 @@
 """Compares the frame budget's rules under noise: ours and the best constant plan.
 
 ``python -m tests.scheduler.budgets.frame_budgets`` prints a table. Frames run on a virtual clock;
-the other work in them comes from a recording (``tests/scheduler/budgets/noise/``, made by
-``python -m benchmarks.frames.noise``) or is random. The best constant is the largest plan, the same
-for all frames, that keeps the share of frames that are late because of it; it cannot be known
-beforehand.
+the other work in them comes from a recording (``tests/scheduler/budgets/noise/``) or is random. The
+best constant is the largest plan, the same for all frames, that keeps the share of frames that are
+late because of it; it cannot be known beforehand.
 """
 
 from __future__ import annotations
