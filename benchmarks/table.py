@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -119,9 +119,17 @@ def _ratio(result: EngineResult, reference: EngineResult | None) -> str:
     return f"{result.ratio_to(reference):.2f}" if reference else ""
 
 
-def goals(model: str) -> tuple[tuple[str, str, float], ...]:
-    """Returns the speed limits for a network: (engine, other engine, largest time ratio)."""
-    return _UPRES if model.startswith("upres") else _OTHERS
+def _compared(
+    model: str, results: Sequence[EngineResult]
+) -> Iterator[tuple[str, float, EngineResult, EngineResult]]:
+    """Yields each limit on the speed of a network: its name, the largest ratio, both results.
+
+    A limit whose engines were not measured is left out.
+    """
+    for ours, peer, limit in _UPRES if model.startswith("upres") else _OTHERS:
+        mine, theirs = find(results, ours), find(results, peer)
+        if mine and theirs:
+            yield f"{ours} ÷ {peer}", limit, mine, theirs
 
 
 def verdicts(
@@ -130,18 +138,13 @@ def verdicts(
     differences: dict[str, float],
     tolerance: float = TOLERANCE,
 ) -> list[tuple[bool, str]]:
-    """Returns (passed, text) for each limit on the speed and on the numerical difference.
-
-    A limit whose engines were not measured is left out.
-    """
+    """Returns (passed, text) for each limit on the speed and on the numerical difference."""
     checks = []
-    for ours, peer, limit in goals(model):
-        mine, theirs = find(results, ours), find(results, peer)
-        if mine and theirs:
-            ratio = mine.ratio_to(theirs)
-            best = min(mine.times) / min(theirs.times)
-            text = f"{ours} ÷ {peer} = {ratio:.2f}, at most {limit:.2f} (best runs: {best:.2f})"
-            checks.append((ratio <= limit, text))
+    for name, limit, mine, theirs in _compared(model, results):
+        ratio = mine.ratio_to(theirs)
+        best = min(mine.times) / min(theirs.times)
+        text = f"{name} = {ratio:.2f}, at most {limit:.2f} (best runs: {best:.2f})"
+        checks.append((ratio <= limit, text))
     for key in ("ours-gpu", "ours-cpu"):
         if key in differences:
             text = f"{key} - reference = {differences[key]:.1e}, at most {tolerance:.0e}"
@@ -151,12 +154,9 @@ def verdicts(
 
 def ratios(model: str, results: Sequence[EngineResult]) -> dict[str, float]:
     """Returns the time ratios that have a limit, by the text "ours ÷ theirs"."""
-    by_pair = {}
-    for ours, peer, _ in goals(model):
-        mine, theirs = find(results, ours), find(results, peer)
-        if mine and theirs:
-            by_pair[f"{ours} ÷ {peer}"] = round(mine.ratio_to(theirs), 4)
-    return by_pair
+    return {
+        name: round(mine.ratio_to(theirs), 4) for name, _, mine, theirs in _compared(model, results)
+    }
 
 
 def worse(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
