@@ -170,17 +170,9 @@ class _Unordered:
         return list(self._jobs.values())
 
 
-class _InSubmissionOrder(_OneHeap):
-    """A queue whose candidate is the oldest job.
-
-    Its jobs build on the results of the job before.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(lambda job: (job.number,))
-
-
-def _order_for(policy: Policy) -> Order:
+def _order_for(policy: Policy, retains: bool) -> Order:
+    if retains:  # each job builds on the results of the job before
+        return _OneHeap(lambda job: (job.number,))
     if policy is least_laxity:
         return _ByLaxity()
     if policy is fair_share:
@@ -226,7 +218,7 @@ class NetworkQueue:
             return self.jobs
         if policy is not self._policy:
             self._policy = policy
-            self._order = _InSubmissionOrder() if self.network.retains else _order_for(policy)
+            self._order = _order_for(policy, self.network.retains)
             for job in self._jobs.values():
                 self._order.add(job)
         return self._order.first(now_ms, rate)

@@ -314,10 +314,9 @@ def _factor(chance: random.Random, sigma: float) -> float:
 
 @dataclass
 class Arrival:
-    """A job of a scenario, submitted at ``at_ms`` and every ``period_ms`` after, if that is set."""
+    """A job of a scenario, submitted at the start, and every ``period_ms`` if that is set."""
 
     network: SimNetwork
-    at_ms: float = 0.0
     period_ms: float | None = None
     deadline_ms: float | None = None
     priority: float = 1.0
@@ -416,7 +415,7 @@ def simulate(
     scheduler.planner = planner
     scheduler.controller.margin = margin or scheduler.controller.margin
     outcome = SimulatedRun(name, budget_ms)
-    due_ms = [request.at_ms for request in requests]
+    due_ms = [0.0] * len(requests)
     for frame in range(frames):
         outcome.jobs += _submit_due(requests, due_ms, clock.now_ms(), scheduler)
         report = scheduler.encode(None)
@@ -445,16 +444,16 @@ def _submit_due(
 
 
 def compare_policies(
-    requests: Callable[[], Sequence[Arrival]], frames: int, layers: int = 4, **options: Any
+    requests: Callable[[], Sequence[Arrival]], frames: int, **options: Any
 ) -> list[SimulatedRun]:
     """Simulates a scenario under this scheduler and three other rules; returns a run for each.
 
-    The others run one operator per frame, ``layers`` operators per frame, and a whole network per
-    frame. ``options`` are those of :func:`simulate`.
+    The others run one operator per frame, four operators per frame, and a whole network per frame.
+    ``options`` are those of :func:`simulate`.
     """
     alternatives: list[tuple[str, int | None]] = [
         ("1 operator per frame", 1),
-        (f"{layers} operators per frame", layers),
+        ("4 operators per frame", 4),
         ("unsliced", None),
     ]
     ours = simulate(requests(), frames, name="milliseconds (ours)", **options)
