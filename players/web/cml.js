@@ -85,9 +85,8 @@ function put(bytes) {
 /** @param {string} text */ const putText = (text) => put(new TextEncoder().encode(`${text}\0`));
 /** @param {readonly number[]} numbers */ const putDoubles = (numbers) => put(new Uint8Array(Float64Array.from(numbers).buffer));
 /** @param {number} at */ const free = (at) => core.deallocate(at);
-/** Calls a function with the address of a name. @template T @param {string} name @param {(at: number) => T} call */
-function withText(name, call) {
-  const at = putText(name);
+/** Calls a function with the address of bytes in the core's memory, which are freed then. @template T @param {number} at @param {(at: number) => T} call */
+function lend(at, call) {
   try {
     return call(at);
   } finally {
@@ -95,11 +94,11 @@ function withText(name, call) {
   }
 }
 
-/** Returns the error of the last call; names of C become those of JavaScript. */
-function coreError() {
-  const text = stringAt(core.error_text()).replace(/cml_(\w+)/g, (_, name) => name.replace(/_(\w)/g, (/** @type {any} */ _, /** @type {string} */ c) => c.toUpperCase()));
-  return new CmlError(CODES[core.error_status()], text);
-}
+/** Returns a message at an address; names of C become those of JavaScript. @param {number} at */
+const messageAt = (at) => stringAt(at).replace(/cml_(\w+)/g, (_, name) => name.replace(/_(\w)/g, (/** @type {any} */ _, /** @type {string} */ c) => c.toUpperCase()));
+
+/** Returns the error of the last call. */
+const coreError = () => new CmlError(CODES[core.error_status()], messageAt(core.error_text()));
 
 /** Compiles the core, once. @returns {Promise<void>} */
 function startCore() {
@@ -465,9 +464,7 @@ export class CookedFile {
       if (digest) hashes.push(digest.then((hash) => ({ i, hash })));
     }
     for (const { i, hash } of await Promise.all(hashes)) {
-      const at = put(new Uint8Array(hash));
-      core.confirm(this._at, i, at);
-      free(at);
+      lend(put(new Uint8Array(hash)), (at) => core.confirm(this._at, i, at));
     }
   }
   /** Frees the core's copy; a later use makes another one. */
@@ -619,12 +616,10 @@ export class Network {
     const { device } = this, { gpu, owner } = device, names = [...this.outputs.keys()];
     const number = submitTo(owner, this, acceptAll(this, inputs), 1, 0, null);
     const outcome = () => /** @type {typeof STATES[number]} */ (STATES[core.job_state(owner, number)]);
-    withText(names[0] ?? "", (at) => core.read(owner, number, at)); // its last frame copies the outputs
+    lend(putText(names[0] ?? ""), (at) => core.read(owner, number, at)); // its last frame copies the outputs
     for (let first = 0; !["done", "failed"].includes(outcome());) {
       const steps = this.steps.slice(first, first + MOST_SLICES);
-      const at = putDoubles(steps.flatMap(({ groups }, i) => [number, first + i, 0, groups]));
-      core.decide(owner, at, steps.length);
-      free(at);
+      lend(putDoubles(steps.flatMap(({ groups }, i) => [number, first + i, 0, groups])), (at) => core.decide(owner, at, steps.length));
       const encoder = device.encoder = gpu.createCommandEncoder();
       core.encode(owner, 0, 1000 / 60);
       const slices = results(8)[7];
@@ -634,7 +629,7 @@ export class Network {
       if (!slices && outcome() === "running") await gpu.queue.onSubmittedWorkDone();
     }
     try {
-      if (outcome() === "failed") throw new CmlError("DeviceError", stringAt(results(1)[0]));
+      if (outcome() === "failed") throw new CmlError("DeviceError", messageAt(results(1)[0]));
       /** @type {Record<string, Numbers>} */ const outputs = {};
       for (const name of names) {
         let values;
@@ -745,7 +740,7 @@ function submitTo(scheduler, network, inputs, priority, deadlineMs, slot) {
 
 /** Returns an output as numbers; null until it has arrived. @param {number} scheduler @param {number} number @param {Network} network @param {string} name @returns {Numbers | null} */
 function readOutput(scheduler, number, network, name) {
-  const status = withText(name, (at) => core.read(scheduler, number, at));
+  const status = lend(putText(name), (at) => core.read(scheduler, number, at));
   if (status === PENDING) return null;
   if (status !== OK) throw coreError();
   const { type, elements } = /** @type {{place: Place}} */ (network.outputs.get(name)).place, [at, isCopy] = results(2);
@@ -776,7 +771,7 @@ export class Job {
     if (this._final) return this._final;
     const state = STATES[core.job_state(this.owner._at, this.number)];
     if (state === "gone") return this._final = "failed";
-    if (state === "failed") this.error = stringAt(results(1)[0]).replace("cml_abandon_frame", "abandonFrame").replace("cml_reset", "reset");
+    if (state === "failed") this.error = messageAt(results(1)[0]);
     if (state === "failed" || state === "cancelled") this._final = state;
     return state;
   }
@@ -802,7 +797,7 @@ export class Job {
   /** Returns an output on the GPU, without a readback. @param {string} name @returns {GpuTensor} */
   tensor(name) {
     const { bytes, shape, type, layout } = this._needDone(name);
-    const handle = withText(name, (at) => core.output(this.owner._at, this.number, at));
+    const handle = lend(putText(name), (at) => core.output(this.owner._at, this.number, at));
     return { buffer: objects[handle].buffer, offset: results(1)[0], bytes, shape, type, layout };
   }
   /** Returns an output as numbers, or null until they have arrived, some frames after the first call. */
@@ -975,9 +970,8 @@ export class Scheduler {
   /** Lets a tool's planner decide this frame. */
   _decide() {
     if (!this.planner) return core.decide(this._at, 0, -1);
-    const slices = this.planner(this.jobs), at = putDoubles(slices.flatMap(({ job, step, first, count }) => [job.number, step, first, count]));
-    core.decide(this._at, at, slices.length);
-    free(at);
+    const slices = this.planner(this.jobs), numbers = slices.flatMap(({ job, step, first, count }) => [job.number, step, first, count]);
+    lend(putDoubles(numbers), (at) => core.decide(this._at, at, slices.length));
   }
   /** Ends a frame after the host's submit. Learns from timings that have arrived, and returns the reports of these frames. */
   endFrame() {
@@ -1016,14 +1010,11 @@ export class Scheduler {
     this._putCandidates(this.policy(jobs, nowMs, rate));
   }
   /** @param {number} at @param {number} count @returns {Job[]} */ _jobsAt(at, count) {
-    const numbers = [...doublesAt(at, count)];
-    free(at);
+    const numbers = lend(at, () => [...doublesAt(at, count)]);
     return numbers.map((number) => /** @type {Job} */ (this._jobs.get(number)));
   }
   /** @param {Job[]} jobs */ _putCandidates(jobs) {
-    const at = putDoubles(jobs.map(({ number }) => number));
-    core.put_candidates(this._at, at, jobs.length);
-    free(at);
+    lend(putDoubles(jobs.map(({ number }) => number)), (at) => core.put_candidates(this._at, at, jobs.length));
   }
   /** @param {number} policy @param {Job[]} jobs @param {number} nowMs @param {number} rate */ _sort(policy, jobs, nowMs, rate) {
     this._putCandidates(jobs);

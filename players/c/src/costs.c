@@ -125,14 +125,17 @@ uint32_t cml__groups_within(const cost_model *m, const step *s, uint32_t limit, 
     return low;
 }
 
+/* Drops the oldest values of a list whose newest one is the last. */
+static void drop_oldest(double *values, uint32_t *count, uint32_t dropped) {
+    *count -= dropped;
+    memmove(values, values + dropped, sizeof *values * *count);
+}
+
 /* Adds a time, the logarithm of ms, to the last ones of about so many workgroups. */
 static void learn_size(timed_size *of, double log_count, double log_ms) {
     double usual = of->kept > 0 ? cml__median(of->log_times, of->kept) : 0.0;
     if (of->samples++ == 0) of->log_count = log_count;
-    if (of->kept == PLAN_LAST) {
-        of->kept--;
-        memmove(of->log_times, of->log_times + 1, sizeof of->log_times[0] * of->kept);
-    }
+    if (of->kept == PLAN_LAST) drop_oldest(of->log_times, &of->kept, 1);
     /* the number differs a little from the size's own */
     of->log_times[of->kept++] = log_ms - (log_count - of->log_count);
     uint32_t newest = of->kept < PLAN_SETTLED ? 0 : of->kept - PLAN_SETTLED;
@@ -141,20 +144,15 @@ static void learn_size(timed_size *of, double log_count, double log_ms) {
         least = fmin(least, of->log_times[i]);
         most = fmax(most, of->log_times[i]);
     }
-    if (least > usual + PLAN_CHANGED || most < usual - PLAN_CHANGED) {
-        of->kept -= newest;
-        memmove(of->log_times, of->log_times + newest, sizeof of->log_times[0] * of->kept);
-    }
+    if (least > usual + PLAN_CHANGED || most < usual - PLAN_CHANGED)
+        drop_oldest(of->log_times, &of->kept, newest);
 }
 
 /* Learns from the first time of a step how far first guesses are off on this device. */
 static void learn_ratio(cost_model *m, const step *s, uint32_t count, double ms) {
     double work_ms = count * s->work * s->factor;
     if (!(work_ms > 0) || !(ms > PLAN_TELLING_LAUNCHES * m->launch_ms)) return;
-    if (m->ratio_count == PLAN_RATIOS) {
-        m->ratio_count--;
-        memmove(m->ratios, m->ratios + 1, sizeof m->ratios[0] * m->ratio_count);
-    }
+    if (m->ratio_count == PLAN_RATIOS) drop_oldest(m->ratios, &m->ratio_count, 1);
     m->ratios[m->ratio_count++] = log((ms - m->launch_ms) / work_ms) - m->drift;
 }
 
@@ -176,6 +174,11 @@ static void learn_drift(cost_model *m, double ratio) {
     m->error += PLAN_DRIFT_WEIGHT * (fabs(error) - m->error);
 }
 
+/* Returns how far the predicted time of a slice may be off. */
+static double error_of(const slice *of) {
+    return (of->settled ? PLAN_KNOWN_ERROR : PLAN_UNKNOWN_ERROR) * of->ms;
+}
+
 /* Learns that the slices together took `ms`. The time of one slice is a sample of its cost. The
  * time of several is an equation: less the costs of the others, it is a sample of a slice whose
  * cost is not settled, if the others are known well enough. */
@@ -193,7 +196,7 @@ void cml__learn(cost_model *m, slice *slices, uint32_t n, double ms) {
         slice *of = &slices[i];
         of->ms = cml__predict(m, of->step, of->count);
         of->settled = cml__is_settled(of->step, of->count);
-        double error = (of->settled ? PLAN_KNOWN_ERROR : PLAN_UNKNOWN_ERROR) * of->ms;
+        double error = error_of(of);
         total += of->ms;
         variance += error * error;
         all_settled &= of->settled;
@@ -204,7 +207,7 @@ void cml__learn(cost_model *m, slice *slices, uint32_t n, double ms) {
     }
     for (uint32_t i = 0; i < n; i++) {
         const slice *of = &slices[i];
-        double error = (of->settled ? PLAN_KNOWN_ERROR : PLAN_UNKNOWN_ERROR) * of->ms;
+        double error = error_of(of);
         double rest = ms - (total - of->ms);
         double others = sqrt(fmax(0.0, variance - error * error));
         if (!of->settled && others < PLAN_MOST_ERROR * rest)

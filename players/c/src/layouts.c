@@ -33,11 +33,11 @@ static uint64_t area_of(const cml_shape *shape) {
     return area;
 }
 
-/* Returns the index of the first element of a channel in blocks of four channels; the following
- * ones are four apart. */
-static uint64_t place_of(const cml_shape *shape, uint64_t area, uint64_t n, uint64_t c) {
-    uint64_t blocks = ((uint64_t)shape->extents[1] + 3) / 4;
-    return (n * blocks + c / 4) * area * 4 + c % 4;
+/* Returns the index of the first element of a channel, counted over the whole batch, in blocks of
+ * four channels; the following elements are four apart. */
+static uint64_t place_of(const cml_shape *shape, uint64_t area, uint64_t channel) {
+    uint64_t channels = shape->extents[1], blocks = (channels + 3) / 4, c = channel % channels;
+    return (channel / channels * blocks + c / 4) * area * 4 + c % 4;
 }
 
 /* Writes `shape.bytes` bytes as the device has them. */
@@ -50,16 +50,15 @@ void cml__to_layout(const cml_shape *shape, const void *plain, uint8_t *stored) 
         return;
     }
     memset(stored, 0, (size_t)shape->bytes);
-    for (uint64_t n = 0; n < shape->extents[0]; n++)
-        for (uint64_t c = 0; c < shape->extents[1]; c++)
-            for (uint64_t i = 0, at = place_of(shape, area, n, c); i < area; i++, at += 4) {
-                uint16_t half = cml__to_half(*from);
-                if (shape->layout == CML_LAYOUT_C4)
-                    memcpy(stored + 4 * at, from, 4);
-                else
-                    memcpy(stored + 2 * at, &half, 2);
-                from++;
-            }
+    for (uint64_t channel = 0; channel < shape->elements / area; channel++)
+        for (uint64_t i = 0, at = place_of(shape, area, channel); i < area; i++, at += 4) {
+            uint16_t half = cml__to_half(*from);
+            if (shape->layout == CML_LAYOUT_C4)
+                memcpy(stored + 4 * at, from, 4);
+            else
+                memcpy(stored + 2 * at, &half, 2);
+            from++;
+        }
 }
 
 /* Writes 4 bytes for each element. */
@@ -71,15 +70,14 @@ void cml__from_layout(const cml_shape *shape, const uint8_t *stored, void *plain
         memcpy(plain, stored, (size_t)shape->bytes);
         return;
     }
-    for (uint64_t n = 0; n < shape->extents[0]; n++)
-        for (uint64_t c = 0; c < shape->extents[1]; c++)
-            for (uint64_t i = 0, at = place_of(shape, area, n, c); i < area; i++, at += 4) {
-                uint16_t half;
-                if (shape->layout == CML_LAYOUT_C4) {
-                    memcpy(to++, stored + 4 * at, 4);
-                    continue;
-                }
-                memcpy(&half, stored + 2 * at, 2);
-                *to++ = from_half(half);
+    for (uint64_t channel = 0; channel < shape->elements / area; channel++)
+        for (uint64_t i = 0, at = place_of(shape, area, channel); i < area; i++, at += 4) {
+            uint16_t half;
+            if (shape->layout == CML_LAYOUT_C4) {
+                memcpy(to++, stored + 4 * at, 4);
+                continue;
             }
+            memcpy(&half, stored + 2 * at, 2);
+            *to++ = from_half(half);
+        }
 }
