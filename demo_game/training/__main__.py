@@ -6,8 +6,7 @@ import argparse
 import hashlib
 import json
 import time
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ HELD_SQUARES = 64
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=f"python -m {__package__}", description=__doc__)
     parser.add_argument("--only", choices=list(AGENTS), help="train one agent")
-    parser.add_argument("--minutes", type=float, help="train each agent about so long")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--models", type=Path, default=MODELS, help="folder to write to")
     args = parser.parse_args()
@@ -42,19 +40,6 @@ def parse_arguments() -> argparse.Namespace:
             "upres.nnef: train that first (--only upres), or name another folder by --models"
         )
     return args
-
-
-def limit_course(course: Course, minutes: float | None, timed: Callable[[Course], float]) -> Course:
-    """Returns the training settings with as many steps as fit in ``minutes``, at least 100.
-
-    ``timed`` returns the seconds of a course; it is called with a short one. Without a limit the
-    course stays as it is.
-    """
-    if minutes is None:
-        return course
-    short = replace(course, steps=30)
-    step_seconds = timed(short) / short.steps
-    return replace(course, steps=max(100, int(60 * minutes / step_seconds)))
 
 
 def train_agent(
@@ -85,15 +70,7 @@ def train_and_export(name: str, args: argparse.Namespace, console: Console) -> d
         upres.load(import_weights(args.models / "upres.nnef", upres.weights))
     make = maker(name, upres)
 
-    def timed(short: Course) -> float:
-        steps = train(name, make, short, args.seed)
-        next(steps)  # the pool's first squares
-        start_s = time.perf_counter()
-        for _ in steps:
-            pass
-        return time.perf_counter() - start_s
-
-    course = limit_course(COURSES[name], args.minutes, timed)
+    course = COURSES[name]
     start_s = time.perf_counter()
     agent, squares = train_agent(name, make, course, args.seed, console)
     seconds = time.perf_counter() - start_s

@@ -89,7 +89,6 @@ class Ground:
     def __init__(self, heights: Array, moisture: Array, cell: Array) -> None:
         cells = heights / cell
         self.cells = cells
-        self.altitude = heights
         dz, dx = np.gradient(cells, axis=(-2, -1))
         self.slope = np.hypot(dx, dz)
         #: 1 where a slope looks north, -1 where it looks south

@@ -16,19 +16,19 @@ _LIGHT = np.array([-1.0, -1.0, 1.4]) / np.sqrt(1 + 1 + 1.4**2)
 _AMBIENT = 0.25
 
 
-def shaded(heights: Array, times: int = 2) -> Array:
-    """Returns the picture as ``[1, 3, height, width]`` in 0 to 1, ``times`` the size of the map."""
-    large = _enlarged(heights, times)
-    light = _AMBIENT + (1 - _AMBIENT) * np.clip(_normals(large, _STEP / times) @ _LIGHT, 0, 1)
+def shaded(heights: Array) -> Array:
+    """Returns the picture as ``[1, 3, height, width]`` in 0 to 1, at twice the size of the map."""
+    large = _enlarged(heights)
+    light = _AMBIENT + (1 - _AMBIENT) * np.clip(_normals(large, _STEP / 2) @ _LIGHT, 0, 1)
     colours = _coloured(large) * (light / light.max())[..., None]
     return np.ascontiguousarray(colours.transpose(2, 0, 1)[None], np.float32)
 
 
-def _enlarged(heights: Array, times: int) -> Array:
-    """Returns the heights at ``times`` the size, interpolated linearly to avoid steps."""
+def _enlarged(heights: Array) -> Array:
+    """Returns the heights at twice the size, interpolated linearly to avoid steps."""
     for axis in (0, 1):
         count = heights.shape[axis]
-        at = np.linspace(0, count - 1, times * count)
+        at = np.linspace(0, count - 1, 2 * count)
         low = np.minimum(at.astype(int), max(count - 2, 0))
         part = (at - low).reshape((-1, 1) if axis == 0 else (1, -1))
         high = np.minimum(low + 1, count - 1)
