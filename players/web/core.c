@@ -259,7 +259,10 @@ EXPORT(check_file) uint32_t check_file(opened *o, int with_code) {
 
 /* ------------------------------------------------------------------ devices and schedulers */
 
-enum { MOST_RESULTS = 256 }; /* jobs of one network whose outputs are kept */
+enum {
+    MOST_RESULTS = 256, /* jobs of one network whose outputs are kept */
+    MOST_SLICES = 256   /* of a frame */
+};
 
 /* Creates a scheduler; a policy below 0 is one of the page. */
 EXPORT(create)
@@ -272,6 +275,7 @@ cml_scheduler *create(void *device, double over_share, int policy, uint32_t max_
                            .over_share = over_share,
                            .policy = policy < 0 ? CML_POLICY_LEAST_LAXITY : (cml_policy)policy,
                            .max_jobs = max_jobs,
+                           .max_slices = MOST_SLICES,
                            .max_results = MOST_RESULTS,
                            .granule = granule};
     if (cml_create(&options, &s, &error) != CML_OK) return NULL;
@@ -471,8 +475,7 @@ typedef struct reported { /* a slice, for cml.js */
     double job, step, first, count, ms, settled;
 } reported;
 
-static reported *slices;
-static uint32_t slice_room;
+static reported slices[MOST_SLICES];
 static slice *decision;
 
 /* Takes the next frame's slices from a tool: job, step, first and count of each; none for a count
@@ -516,12 +519,7 @@ EXPORT(encode) const reported *encode(cml_scheduler *s, double budget_ms, double
     results[5] = r->cpu_ms;
     results[6] = r->reason;
     results[7] = r->slices;
-    if (slice_room < s->max_slices) {
-        free(slices);
-        slices = malloc(s->max_slices * sizeof *slices);
-        slice_room = slices == NULL ? 0 : s->max_slices;
-    }
-    for (uint32_t i = 0; i < r->slices && i < slice_room; i++) {
+    for (uint32_t i = 0; i < r->slices; i++) {
         const slice *run = &s->work->slices[i];
         slices[i] = (reported){(double)run->job->number,
                                (double)(run->step - run->job->net->steps),

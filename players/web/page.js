@@ -81,7 +81,7 @@ class Times {
   }
 }
 
-/** A network whose results are shown in the canvas `result`. */
+/** A network whose results are shown in the canvas `result`, of one job at a time. */
 class Work {
   /** @type {any} */ job = null;
   format = navigator.gpu.getPreferredCanvasFormat();
@@ -94,6 +94,17 @@ class Work {
     this.context = element("result").getContext("webgpu");
     const usage = GPUTextureUsage.RENDER_ATTACHMENT | GPUTextureUsage.COPY_DST;
     this.context.configure({ device, format: this.format, alphaMode: "opaque", usage });
+  }
+
+  /** Returns the job if it is done; throws if it failed. */
+  finished() {
+    if (this.job?.state === "failed") throw new Error(this.job.error);
+    return this.job?.state === "done" ? this.job : null;
+  }
+
+  release() {
+    this.job.release();
+    this.job = null;
   }
 }
 
@@ -157,12 +168,11 @@ class Enlarging extends Work {
   /** @param {GPUCommandEncoder} encoder */
   paint(encoder) {
     if (!this.texture) return;
-    if (this.job?.state === "failed") throw new Error(this.job.error);
-    if (this.job?.state === "done") {
+    const job = this.finished();
+    if (job) {
       const { region, cut } = this.tile, view = this.texture.createView();
-      this.painter.paint(encoder, this.job.tensor(this.output.name), view, { region, cut });
-      this.job.release();
-      this.job = null;
+      this.painter.paint(encoder, job.tensor(this.output.name), view, { region, cut });
+      this.release();
       this.done += 1;
       if (this.done === this.count) status.runs += 1;
     }
@@ -210,9 +220,8 @@ class Running extends Work {
 
   /** @param {GPUCommandEncoder} encoder */
   paint(encoder) {
-    const { job, golden, shown, range } = this;
-    if (job?.state === "failed") throw new Error(job.error);
-    if (job?.state !== "done") return;
+    const { golden, shown, range } = this, job = this.finished();
+    if (!job) return;
     const values = golden && job.read(golden.name);
     if (golden && !values) return;
     if (golden && values) {
@@ -224,8 +233,7 @@ class Running extends Work {
       if (canvas.width !== wide || canvas.height !== high) [canvas.width, canvas.height] = [wide, high];
       this.painter.paint(encoder, job.tensor(shown.name), this.context.getCurrentTexture().createView(), { ...range, clear: true });
     }
-    job.release();
-    this.job = null;
+    this.release();
     status.runs += 1;
   }
 

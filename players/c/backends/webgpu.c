@@ -190,10 +190,11 @@ static void release_scope(void *user, cml_scope *scope) {
 static WGPUBuffer handle_of(cml_buffer *buffer) { return (WGPUBuffer)(void *)buffer; }
 static cml_buffer *buffer_of(WGPUBuffer handle) { return (cml_buffer *)(void *)handle; }
 
-static readback_buffer *find_readback(const webgpu *w, cml_buffer *buffer) {
-    readback_buffer *r = w->readbacks;
-    while (r != NULL && buffer_of(r->buffer) != buffer) r = r->next;
-    return r;
+/* Returns the place of a buffer in the list of those that the host reads. */
+static readback_buffer **find_readback(webgpu *w, cml_buffer *buffer) {
+    readback_buffer **at = &w->readbacks;
+    while (*at != NULL && buffer_of((*at)->buffer) != buffer) at = &(*at)->next;
+    return at;
 }
 
 static cml_buffer *create_buffer(void *user, cml_scope *scope, cml_usage usage, uint64_t bytes) {
@@ -244,7 +245,7 @@ static void ignore_error(WGPUPopErrorScopeStatus status, WGPUErrorType type, WGP
 
 static void unmap_buffer(void *user, cml_buffer *buffer) {
     const webgpu *w = user;
-    readback_buffer *r = find_readback(user, buffer);
+    readback_buffer *r = *find_readback(user, buffer);
     int is_mapped = r->state == MAP_PENDING || r->state == MAP_DONE;
     r->state = r->state == MAP_PENDING || r->state == MAP_DROPPED ? MAP_DROPPED : MAP_NONE;
     if (!is_mapped) return;
@@ -258,9 +259,7 @@ static void unmap_buffer(void *user, cml_buffer *buffer) {
 
 static void release_buffer(void *user, cml_buffer *buffer) {
     webgpu *w = user;
-    readback_buffer **at = &w->readbacks, *r;
-    while (*at != NULL && buffer_of((*at)->buffer) != buffer) at = &(*at)->next;
-    r = *at;
+    readback_buffer **at = find_readback(w, buffer), *r = *at;
     if (r != NULL) {
         *at = r->next;
         wgpuBufferDestroy(r->buffer);
@@ -471,7 +470,7 @@ static void on_mapped(WGPUMapAsyncStatus status, WGPUStringView message, void *u
 }
 
 static void map_buffer(void *user, cml_buffer *buffer) {
-    readback_buffer *r = find_readback(user, buffer);
+    readback_buffer *r = *find_readback(user, buffer);
     WGPUBufferMapCallbackInfo info = {
         .mode = WGPUCallbackMode_AllowProcessEvents, .callback = on_mapped, .userdata1 = r};
     r->state = MAP_PENDING; /* the callback may run within the call */
@@ -479,7 +478,7 @@ static void map_buffer(void *user, cml_buffer *buffer) {
 }
 
 static cml_status poll_mapped(void *user, cml_buffer *buffer, const void **data) {
-    const readback_buffer *r = find_readback(user, buffer);
+    const readback_buffer *r = *find_readback(user, buffer);
     if (r->state == MAP_PENDING) return CML_PENDING;
     if (r->state != MAP_DONE) return CML_ERROR_DEVICE;
     *data = wgpuBufferGetConstMappedRange(r->buffer, 0, (size_t)wgpuBufferGetSize(r->buffer));

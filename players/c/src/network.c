@@ -436,20 +436,21 @@ cml_status cml_build(cml_net *net, double ms, cml_error *error) {
 
 /* ------------------------------------------------------------------ questions */
 
-static cml_status get_shape(const tensor_list *all, uint32_t index, cml_shape *shape) {
+static cml_status get_shape(const cml_net *net, int is_output, uint32_t index, cml_shape *shape) {
+    if (net->network == NULL) return CML_ERROR_INPUT;
+    const plan *p = &net->network->p;
+    const tensor_list *all = is_output ? &p->outputs : &p->inputs;
     if (index >= all->count) return CML_ERROR_INPUT;
     *shape = all->items[index].shape;
     return CML_OK;
 }
 
 cml_status cml_get_input_shape(const cml_net *net, uint32_t index, cml_shape *shape) {
-    const network *n = net->network;
-    return n != NULL ? get_shape(&n->p.inputs, index, shape) : CML_ERROR_INPUT;
+    return get_shape(net, 0, index, shape);
 }
 
 cml_status cml_get_output_shape(const cml_net *net, uint32_t index, cml_shape *shape) {
-    const network *n = net->network;
-    return n != NULL ? get_shape(&n->p.outputs, index, shape) : CML_ERROR_INPUT;
+    return get_shape(net, 1, index, shape);
 }
 
 cml_status cml_get_net_info(const cml_net *net, cml_net_info *info) {
