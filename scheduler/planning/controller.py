@@ -627,16 +627,16 @@ class BudgetController:
                 self._budget_ms = float(budget.ms)
             else:
                 self.ignored += 1
+            headroom = least_ms = 0.0
         elif valid_ms is not None:
             self._current = self._last
             self._last.begin_frame(self._frame_ms, valid_ms, budget.least_ms)
             return
-        headroom_share = (
-            0.0 if isinstance(budget, FixedBudget) or self._whole_frames else budget.headroom
-        )
+        else:
+            headroom = 0.0 if self._whole_frames else budget.headroom
+            least_ms = budget.least_ms
         self._current = self._beside
-        least_ms = 0.0 if isinstance(budget, FixedBudget) else budget.least_ms
-        self._beside.begin_frame((1 - headroom_share) * self._frame_ms, least_ms=least_ms)
+        self._beside.begin_frame((1 - headroom) * self._frame_ms, least_ms=least_ms)
 
     def rate(self, aim_ms: float) -> float:
         """Returns the planned GPU milliseconds per millisecond of wall time.
