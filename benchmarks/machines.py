@@ -120,8 +120,9 @@ def fly(machine: Machine, frames: int, folder: Path) -> dict[str, dict[str, Any]
     return {each["mode"]: each for each in reports}
 
 
-def row(machine: Machine, reports: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns the machine's line of the table in Markdown."""
+def flight_row(machine: Machine, frames: int, folder: Path) -> str:
+    """Flies the demo and returns the machine's line of the first table."""
+    reports = fly(machine, frames, folder)
     off, sliced, unsliced = (reports[mode] for mode in _MODES)
     late = [f"{100 * r['frames_over_share']:.1f}" for r in (off, sliced, unsliced)]
     if sliced["guarantee"]:
@@ -192,18 +193,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.only or any(word in machine.name for word in options.only)
     ]
 
-    def flights(machine: Machine, folder: Path) -> str:
-        return row(machine, fly(machine, options.frames, folder))
-
-    def budget(machine: Machine, folder: Path) -> str:
-        return budget_row(machine, options.frames, folder)
-
     with tempfile.TemporaryDirectory() as folder:
-        for header, measure in ((HEADER, flights), (BUDGET_HEADER, budget)):
+        for header, measure in ((HEADER, flight_row), (BUDGET_HEADER, budget_row)):
             print(header, flush=True)
             for machine in chosen:
                 try:
-                    print(measure(machine, Path(folder)), flush=True)
+                    print(measure(machine, options.frames, Path(folder)), flush=True)
                 except RuntimeError as error:
                     print(f"| {error} |", flush=True)
     return 0
