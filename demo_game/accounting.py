@@ -125,17 +125,17 @@ class FrameAccount:
         }
         others_s = max(0.0, process_s - sum(times.ran_s for times in passed.values()))
         drivers = [thread for thread in self._clock.drivers if thread in passed]
-        slowest = max(drivers, key=lambda thread: passed[thread].delayed_s, default=None)
+        slowest = max(drivers, key=lambda thread: passed[thread].delayed_s, default=-1)
         parts_s = defaultdict(float, self._worked_s)
         if self._collected_s:
             parts_s[COLLECTION] += self._collected_s
-        main = passed.get(os.getpid(), ThreadTimes(0.0, 0.0))
-        delays = [(self._blocked_s, main.delayed_s, "the system, in the main thread")]
-        delay_s = passed[slowest].delayed_s if slowest is not None else 0.0
-        name = self._clock.drivers[slowest] if slowest is not None else ""
-        delays.append((self._waited_s, delay_s, f"the system, in thread {name}"))
-        for held_s, delayed_s, culprit in delays:
+        name = self._clock.drivers.get(slowest, "")
+        for held_s, thread, culprit in (
+            (self._blocked_s, os.getpid(), "the system, in the main thread"),
+            (self._waited_s, slowest, f"the system, in thread {name}"),
+        ):
             total_s = sum(held_s.values())
+            delayed_s = passed[thread].delayed_s if thread in passed else 0.0
             taken_s = min(total_s, delayed_s)
             own_s = min(taken_s, others_s)  # the cores were taken by this process itself
             others_s -= own_s

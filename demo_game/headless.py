@@ -79,9 +79,7 @@ class HeadlessRun:
         self.format = target_format(gpu, FORMAT)
         self.game = Game(gpu, self.format, quality, settings)
         self.flight = ScriptedFlight(settings.seed)
-        self.target = self._make_target()
-        self.view = self.target.create_view()
-        self.game.resize(self.quality.width, self.quality.height)
+        self._make_target()
         self.digests = Digests(self.game.agents.chain, settings.seed)
         self.game.streaming.hand_over = self.digests.take
         self.overlay: Overlay | None = None
@@ -106,8 +104,9 @@ class HeadlessRun:
         """The picture's quality, which may change while the game fits the machine."""
         return self.game.quality
 
-    def _make_target(self) -> wgpu.GPUTexture:
-        return self.gpu.memory.create_texture(
+    def _make_target(self) -> None:
+        """Creates a target of the size that the game has chosen."""
+        self.target = self.gpu.memory.create_texture(
             size=(self.quality.width, self.quality.height, 1),
             format=self.format,
             usage=wgpu.TextureUsage.RENDER_ATTACHMENT
@@ -115,15 +114,14 @@ class HeadlessRun:
             | wgpu.TextureUsage.COPY_DST,
             owner="target",
         )
+        self.view = self.target.create_view()
+        self.game.resize(self.quality.width, self.quality.height)
 
     def _fit_target(self) -> None:
-        """Replaces the target by one of the size that the game has chosen."""
-        quality = self.quality
-        if tuple(self.target.size[:2]) != (quality.width, quality.height):
+        """Replaces the target if the game has chosen another size."""
+        if tuple(self.target.size[:2]) != (self.quality.width, self.quality.height):
             self.target.destroy()
-            self.target = self._make_target()
-            self.view = self.target.create_view()
-            self.game.resize(quality.width, quality.height)
+            self._make_target()
 
     def open_overlay(self) -> None:
         """Opens the overlay, unless imgui is not installed or no panel is to be shown."""

@@ -19,7 +19,7 @@ except ModuleNotFoundError:
     raise SystemExit("training needs PyTorch: pip install cml-engine[training]") from None
 
 from cml_engine.demo_game.chain import MODELS
-from cml_engine.demo_game.training.export import build, conv_flops, import_weights, replace_model
+from cml_engine.demo_game.training.export import build, import_weights, replace_model
 from cml_engine.demo_game.training.networks import AGENTS
 from cml_engine.demo_game.training.train import COURSES, Agent, Course, Maker, errors, maker, train
 from cml_engine.io import write_atomically
@@ -90,7 +90,6 @@ def train_and_export(name: str, args: argparse.Namespace, console: Console) -> d
         "train_seconds": round(seconds),
         "torch": torch.__version__,
         "errors": {"agent": {key: round(value, 5) for key, value in agent_errors.items()}},
-        "flops": conv_flops(graph),
         "bytes": sum(file.stat().st_size for file in files),
         "sha256": hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest(),
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Mapping
-from math import prod
 from pathlib import Path
 
 import cml_engine as cml
@@ -76,16 +75,6 @@ def replace_model(folder: Path, graph: cml.Graph) -> None:
     """Writes the graph as an NNEF folder in place of the one that is there."""
     shutil.rmtree(folder, ignore_errors=True)
     cml.save(graph, folder)
-
-
-def conv_flops(graph: cml.Graph) -> int:
-    """Returns the number of multiplications and additions of the graph's convolutions."""
-    shapes = {name: fact.shape for name, fact in graph.facts.items()}
-    return sum(
-        2 * prod(shapes[node.inputs[1]]) * prod(shapes[node.outputs[0]][2:])
-        for node in graph.nodes
-        if node.op == "conv"
-    )
 
 
 def import_weights(folder: Path, names: Iterable[str]) -> dict[str, Array]:
