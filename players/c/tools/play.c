@@ -3,9 +3,10 @@
  * --frames is the least number of frames in all, --most the largest of a run, --slices the largest
  * number of slices in a frame. --small creates a device with WebGPU's default limits. With
  * CML_VULKAN it plays on Vulkan. Files hold plain numbers of 4 bytes; inputs without a file are
- * zeros. Prints a JSON object: the milliseconds of frames on the device, the objects created in the
- * frames, and the microseconds of the processor in cml_encode of frames with the largest number of
- * slices. */
+ * zeros. Prints a JSON object: the milliseconds of loading, of frames on the device and of whole
+ * runs (with --wait), the objects created before and in the frames, the peak of the memory, and the
+ * microseconds of the processor in cml_encode, and until the submit returns, of frames with the
+ * largest number of slices. */
 #ifndef _WIN32
 #define _POSIX_C_SOURCE 200112L
 #endif
@@ -37,7 +38,7 @@ static uint64_t blocks, bytes_taken;
 static gpu g;
 static cml_backend backend;
 static cml_scheduler *scheduler;
-static numbers measured, cpu, encode_us;
+static numbers load_ms, run_ms, measured, cpu, encode_us, frame_us;
 
 static void *take(void *user, size_t bytes) {
     (void)user;
@@ -93,21 +94,35 @@ static void print_numbers(const char *name, const numbers *of) {
     printf("]");
 }
 
-/* Returns the time of the processor for this thread. */
-static double processor_us(void) {
+/* Returns the time, or that of the processor for this thread. */
+static double now_us(int is_wall) {
 #ifdef CLOCK_THREAD_CPUTIME_ID
     struct timespec now;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    clock_gettime(is_wall ? CLOCK_MONOTONIC : CLOCK_THREAD_CPUTIME_ID, &now);
     return 1e6 * (double)now.tv_sec + 1e-3 * (double)now.tv_nsec;
 #else
+    (void)is_wall;
     return 1e6 * (double)clock() / CLOCKS_PER_SEC;
 #endif
 }
+
+static double wall_ms(void) { return 1e-3 * now_us(1); }
+static double processor_us(void) { return now_us(0); }
 
 static void rest(void) { /* leaves the processor to threads that build pipelines */
 #ifndef _WIN32
     nanosleep(&(struct timespec){0, 200000}, NULL);
 #endif
+}
+
+static double peak_mb(void) { /* of the process's memory; 0 where the system does not tell */
+    FILE *in = fopen("/proc/self/status", "r");
+    char line[128];
+    double kilobytes = 0;
+    while (in != NULL && fgets(line, sizeof line, in) != NULL)
+        if (strncmp(line, "VmHWM:", 6) == 0) kilobytes = atof(line + 6);
+    if (in != NULL) fclose(in);
+    return kilobytes / 1024;
 }
 
 static void play_frame(void) {
@@ -121,6 +136,8 @@ static void play_frame(void) {
     }
     if (report->slices > 0 && report->slices == (uint32_t)most_slices) add_number(&encode_us, took);
     gpu_submit(&g, encoder);
+    if (report->slices > 0 && report->slices == (uint32_t)most_slices)
+        add_number(&frame_us, processor_us() - start);
     if (waits) gpu_wait(&g);
     for (uint32_t i = 0, count = cml_end_frame(scheduler); i < count; i++) {
         const cml_report *full = cml_get_measured(scheduler, i);
@@ -155,7 +172,7 @@ static int play(cml_net *net, const file_inputs *inputs, cml_error *error) {
     double total = 0, run = 0;
     for (int is_last = 0; !is_last; run++) {
         cml_job_info info;
-        double n = 0;
+        double n = 0, start = wall_ms();
         if (cml_submit(scheduler, net, inputs->items, inputs->count, NULL, &job, error) != CML_OK)
             return 0;
         do {
@@ -168,13 +185,15 @@ static int play(cml_net *net, const file_inputs *inputs, cml_error *error) {
                      info.error);
             return 0;
         }
+        if (waits) gpu_wait_idle(&g, &backend);
+        if (run >= 3) add_number(&run_ms, wall_ms() - start);
         is_last = run + 1 >= runs && total >= frames && (run >= 5 || !(frames > 0));
         if (!is_last) cml_release(scheduler, job);
         after = cml_get_counts(scheduler);
         after.host_blocks = blocks;
         if (run < 3) continue; /* not all is learned and made: what follows is steady */
         if (run < 4) before = after;
-        if (run < 4) measured.count = cpu.count = encode_us.count = 0;
+        if (run < 4) measured.count = cpu.count = encode_us.count = frame_us.count = 0;
     }
     for (uint32_t i = 0; cml_get_output_shape(net, i, &shape) == CML_OK; i++)
         if (!write_output(job, &shape, error)) return 0;
@@ -187,10 +206,13 @@ static int play(cml_net *net, const file_inputs *inputs, cml_error *error) {
         (unsigned long long)(after.buffers - before.buffers),
         (unsigned long long)(after.bind_groups - before.bind_groups),
         (unsigned long long)(after.pipelines - before.pipelines));
+    print_numbers("load_ms", &load_ms);
+    print_numbers("run_ms", &run_ms);
     print_numbers("measured_ms", &measured);
     print_numbers("cpu_ms", &cpu);
     print_numbers("encode_us", &encode_us);
-    printf(", \"errors\": %d}\n", g.errors);
+    print_numbers("frame_us", &frame_us);
+    printf(", \"memory_mb\": %.1f, \"errors\": %d}\n", peak_mb(), g.errors);
     return 1;
 }
 
@@ -198,9 +220,11 @@ static int load_and_play(const void *bytes, size_t size, cml_error *error) {
     static file_inputs inputs;
     cml_net *net;
     cml_status status;
+    double start = wall_ms();
     if (cml_load_cooked(scheduler, bytes, size, trusted ? CML_TRUSTED : 0, &net, error) != CML_OK)
         return 0;
     while ((status = cml_build(net, 1000, error)) == CML_PENDING) rest();
+    add_number(&load_ms, wall_ms() - start);
     int is_good = status == CML_OK &&
                   read_inputs(net, input_files.values, input_files.count, &inputs) &&
                   play(net, &inputs, error);
