@@ -97,6 +97,19 @@ def test_omitted_zero_point_is_zero(rng):
     assert_array_equal(*results)
 
 
+@pytest.mark.parametrize("call, position", [
+    ("y = com.microsoft:QLinearWhere(c, x, sx, _, x, sx, z0, sy, z0)", 4),
+    ("y = com.microsoft:QLinearConcat(sy, _, x, sx, z0)", 2),
+    ("y = com.microsoft:QGemm(x, sx, z0, x, sx, _, _, sy, z0)", 6),
+    ("y = QLinearMatMul(x, sx, z0, x, sx, z0, sy, _)", 8),
+])  # fmt: skip
+def test_a_zero_point_that_an_operator_requires_is_missing(call, position):
+    attrs = {"axis": 0} if "Concat" in call else {}
+    network = model([node(call, **attrs)], "x: uint8[2, 2], c: bool[2, 2]", "y: uint8", KNOWN)
+    with pytest.raises(cml.CmlError, match=f"input {position} is missing"):
+        load(network)
+
+
 @pytest.mark.parametrize("axis", [0, 1, None])
 def test_microsoft_quantize_and_dequantize_have_onnx_meaning(axis, backend, rng):
     known = {"s": np.array([0.1, 0.03, 0.2], np.float32), "z": np.array([1, -7, 90], np.int8)}

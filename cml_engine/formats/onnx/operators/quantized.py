@@ -55,14 +55,25 @@ _SCALES = {
     "QLinearConv": (1, _WEIGHTS_SCALE, 6),
     "QLinearMatMul": (1, _WEIGHTS_SCALE, 6),
 }
+#: the positions of zero points that a node cannot leave out
+_REQUIRED = {
+    "QLinearConv": (2, 5, 7),
+    "QLinearMatMul": (2, 5, 7),
+    "QLinearWhere": (3, 6, 8),
+    "QLinearConcat": (1,),
+    "QGemm": (2, 5),
+}
 
 
 def check_zero_points(call: OnnxCall) -> None:
     """Raises :class:`InvalidNode` unless each zero point of a node has the shape of its scale.
 
     One number may be of the shape [] or [1]. Weights of products may have one number beside
-    several, which ONNX forbids and ONNX Runtime takes.
+    several, which ONNX forbids and ONNX Runtime takes. Raises it too if a zero point is missing
+    that the operator requires.
     """
+    for position in _REQUIRED.get(call.node.op, ()):
+        call[position]
     for position in _SCALES.get(call.node.op, ()):
         if not call.has(position + 1):
             continue
