@@ -235,9 +235,11 @@ class Executor(Protocol):
         A run's results are wrong if one of its frames was ended and never submitted.
         """
 
-    @property
-    def frames_in_flight(self) -> int:
-        """The number of frames that were ended and whose timings have not arrived."""
+    def is_behind(self, most_frames: int) -> bool:
+        """Returns True if the timings of ``most_frames`` ended frames have not arrived.
+
+        It is True too if another frame could leave no receipt, by which it is known to have run.
+        """
 
     # --- outputs of finished jobs
 

@@ -558,7 +558,7 @@ class FrameScheduler:
         inputs = FrameInputs(
             now, budget, max(0.0, aim - copied_ms), copied_ms,
             rests=self._timing.back_off.skip_due or self.controller.skips_frame(self.budget),
-            gpu_behind=self.executor.frames_in_flight >= self.max_frames_in_flight,
+            gpu_behind=self.executor.is_behind(self.max_frames_in_flight),
         )  # fmt: skip
         jobs.begin_frame(self._pace())
         ready = networks_ready(jobs.job_list.queues) if jobs.recorder else {}

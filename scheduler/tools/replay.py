@@ -30,7 +30,7 @@ class _Echo(SimGpu):
         names = ("granule", "max_groups", "clock_source")
         super().__init__(**{name: options[name] for name in names})
         self.arrived: list[Timing] = []
-        self.busy = 0
+        self.behind = False
         self.held: list[Network] = []
         self.back_from_cpu: list[Network] = []
 
@@ -53,9 +53,8 @@ class _Echo(SimGpu):
     def end_frame(self, frame: int) -> list[Timing]:
         return self.arrived
 
-    @property
-    def frames_in_flight(self) -> int:
-        return self.busy
+    def is_behind(self, most_frames: int) -> bool:
+        return self.behind
 
 
 def replay(recording: Recording) -> list[list[list[int]]]:
@@ -108,7 +107,7 @@ class _Replay:
         self.scheduler.lifecycle.copy_costs.pending_ms = 0 if self.spare else event.get("copied", 0)
         self.scheduler.controller.skips = event["rests"]
         self.scheduler.planner = plan_frame if slices is None else _repeat_slices(slices, self.jobs)
-        self.device.busy = 1 << 30 if event["waiting"] else 0
+        self.device.behind = event["waiting"]
         self.device.held = [self.jobs[n].network for n in event.get("held", ())]
         self.device.back_from_cpu = [self.jobs[n].network for n in event.get("back_from_cpu", ())]
         return decisions_of(self.scheduler.encode(None))

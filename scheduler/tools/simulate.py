@@ -271,9 +271,8 @@ class SimGpu:
     def take_losses(self) -> bool:
         return False
 
-    @property
-    def frames_in_flight(self) -> int:
-        return 0
+    def is_behind(self, most_frames: int) -> bool:
+        return False
 
     def accept(
         self, network: Handle, inputs: Mapping[str, object]

@@ -329,10 +329,10 @@ class FrameExecutor:
             self._has_receipt, self._receipt_frame = slot is not None, self._frame
         return self._has_receipt
 
-    @property
-    def frames_in_flight(self) -> int:
-        """The number of frames whose timings were requested and have not arrived."""
-        return self._ring.in_flight
+    def is_behind(self, most_frames: int) -> bool:
+        """Returns True if the timings of ``most_frames`` ended frames have not arrived, or no slot
+        is free for the receipt of another."""
+        return self._ring.is_full or self._ring.in_flight >= most_frames
 
     def end_frame(self, frame: int) -> list[Timing]:
         """Ends the frame after its submit and returns the timings of all frames that have arrived.

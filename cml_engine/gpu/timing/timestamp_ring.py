@@ -290,6 +290,11 @@ class TimestampRing:
         return self._busy[0].receipts[0][0] if self._busy else math.inf
 
     @property
+    def is_full(self) -> bool:
+        """True if a frame would get no slot, and no receipt would show that it ran."""
+        return not self._free and not self._busy[-1].open
+
+    @property
     def in_flight(self) -> int:
         """The number of slots that were requested and have not arrived."""
         return sum([slot.readback.is_mapping for slot in self._busy])

@@ -328,3 +328,19 @@ def test_a_frame_is_noticed_to_be_lost_however_late_its_receipt_is(gpu, monkeypa
             trial.frame()
     trial.settle()
     assert job.state == "failed" and "never submitted" in job.error
+
+
+def test_a_frame_that_can_leave_no_receipt_does_no_work(gpu, monkeypatch):
+    """Else its loss would not be noticed. A host may allow more frames than there are receipts."""
+    trial = Trial(gpu, drop=-1, timed=True)
+    network = Network(trial, recurrent=False, retain=False, on_cpu=False)
+    jobs = [trial.submit(network, x=1, z=2) for _ in range(12)]
+    trial.schedulers[0].max_frames_in_flight = 100
+    ring = trial.schedulers[0].executor._ring  # type: ignore[attr-defined]
+    with monkeypatch.context() as slow:
+        slow.setattr(ring, "start_mapping", lambda frame: False)
+        for _ in range(60):
+            trial.frame()
+        assert ring.dropped == 0 and not all(job.ended for job in jobs)
+    trial.settle()
+    assert [job.state for job in jobs] == ["done"] * 12
