@@ -159,7 +159,7 @@ OTHERS = {
     "FrameScheduler.forget_periodic", "FrameScheduler.render_took", "FrameScheduler.frame_took",
     "Job.laxity_ms", "Job.require_result", "Job.undo_end", "Job.find_steps",
     "Job.network_step", "Job.cancel", "Job.pause", "Job.resume", "Job.output",
-    "Job.add_done_callback", "Job.raise_unless_done",
+    "Job.add_done_callback", "Job.raise_unless_done", "Job.check_output",
 }  # fmt: skip
 
 

@@ -288,14 +288,6 @@ static void unloads(void) {
     }
 }
 
-#ifndef CML_VULKAN
-static char logged[3][600]; /* the last message of each level */
-
-static void note(void *unused, cml_log_level level, const char *message) {
-    (void)unused;
-    snprintf(logged[level], sizeof logged[level], "%s", message);
-}
-
 /* A backend serves one scheduler: a second one is refused, and the first goes on. */
 static void taken(void) {
     cml_options options = {.backend = &backend};
@@ -305,6 +297,14 @@ static void taken(void) {
     WANT(strstr(error.text, "an earlier cml_create") != NULL);
     done(job);
     WANT(first_of(job) == 5.0f);
+}
+
+#ifndef CML_VULKAN
+static char logged[3][600]; /* the last message of each level */
+
+static void note(void *unused, cml_log_level level, const char *message) {
+    (void)unused;
+    snprintf(logged[level], sizeof logged[level], "%s", message);
 }
 
 /* A device with too few features gets another profile, and the log says why. */
