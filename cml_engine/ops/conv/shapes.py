@@ -73,6 +73,14 @@ class ConvShape:
     def narrow(self) -> tuple[int, ...]:
         return tuple(a.narrow for a in self.axes)
 
+    @property
+    def is_inside(self) -> bool:
+        """True if no window of a ``conv`` reaches beyond the input."""
+        return all(
+            a.before <= 0 and (a.narrow - 1) * a.stride + a.reach - a.before <= a.wide
+            for a in self.axes
+        )
+
     def is_few(self, groups: int) -> bool:
         """Returns True if divide.hlsli can count positions and ``groups`` workgroups as FEW."""
         positions = max(prod(self.wide), prod(self.narrow))

@@ -166,13 +166,9 @@ class Term:
 def is_possible(shape: ConvShape, is_plain: bool) -> bool:
     """Returns True if a convolution can be a term: no window reaches beyond its input, and the
     channels fill blocks."""
-    is_inside = all(
-        axis.before <= 0 and (axis.narrow - 1) * axis.stride + axis.reach - axis.before <= axis.wide
-        for axis in shape.axes
-    )
     has_blocks = not is_plain or shape.in_channels == 1 or shape.in_channels % 4 == 0
     is_single = shape.groups == 1 and shape.in_channels > 0 and len(shape.axes) <= 2
-    return is_single and is_inside and has_blocks
+    return is_single and shape.is_inside and has_blocks
 
 
 def is_inner(shape: ConvShape, outer: ConvShape) -> bool:
@@ -217,16 +213,13 @@ def _added(step: Step) -> int | None:
     return operand.term if isinstance(operand, Result) else None
 
 
-def _shared_splits(terms: Sequence[Term], parts: int) -> list[int]:
+def _splits(terms: Sequence[Term], first: Sequence[int], parts: int) -> list[int]:
     """Returns how many waves have a part of each term's sums; 1 for a term that shares those of
-    another."""
-    first = shared_sums(terms)
-    return [
-        max(term.split(parts) for term, k in zip(terms, first, strict=True) if k == n)
-        if k == n
-        else 1
-        for n, k in enumerate(first)
-    ]
+    another. ``first`` is the result of :func:`shared_sums`."""
+    splits = [1] * len(terms)
+    for term, n in zip(terms, first, strict=True):
+        splits[n] = max(splits[n], term.split(parts))
+    return splits
 
 
 def default_tile(terms: Sequence[Term]) -> ConvTile | None:
@@ -238,6 +231,7 @@ def _fitting_tiles(terms: Sequence[Term]) -> Iterator[ConvTile]:
     limits = hardware_table().limits
     if any(term.blocks_of_turn * term.shape.taps > limits.window_cells for term in terms):
         return
+    first = shared_sums(terms)
     for rows in _ROWS:
         # the code of a term of single channels has a fourth of the products
         products = sum(rows * term.shape.taps * term.depth / 4 for term in terms)
@@ -245,7 +239,7 @@ def _fitting_tiles(terms: Sequence[Term]) -> Iterator[ConvTile]:
         if products > limits.window_products or rows >= 2 * max(terms[0].shape.out_channels, 4):
             continue
         for parts in PARTS:
-            shared = sum((split - 1) * rows for split in _shared_splits(terms, parts))
+            shared = sum((split - 1) * rows for split in _splits(terms, first, parts))
             if shared <= MOST_SHARED and parts <= max(term.turns for term in terms):
                 yield ConvTile(rows, 1, GROUP, parts)
 
@@ -317,9 +311,10 @@ class Sum:
         self._functions: list[str] = []
         self._filters = [self._constant(term.packed(tile.rows)) for term in terms]
         self._first = shared_sums(terms)
+        self._splits = _splits(terms, self._first, tile.parts)
         self._biases = [self._by_row(self._bias(n)) for n in range(len(terms))]
         self._loads = [self._load(n, term) for n, term in enumerate(terms)]
-        self._statements = [text for n, term in enumerate(terms) for text in self._finish(n, term)]
+        self._statements = [text for n in range(len(terms)) for text in self._finish(n)]
 
     @property
     def fits(self) -> bool:
@@ -404,7 +399,7 @@ class Sum:
             "CHANGED": self._loads[n],
             "SPLIT": split,
             "SUMS": f"sums{self._first[n]}",
-            "SUMMED": _shared_splits(self.terms, self.tile.parts)[n],
+            "SUMMED": self._splits[n],
             "LOOP": int(-(-term.turns // split) > 1),
         }
 
@@ -424,14 +419,13 @@ class Sum:
         self._values.append(value)
         return f"attr({len(self._values) - 1})"
 
-    def _sharing(self, n: int) -> list[Term]:
-        """Returns the terms up to ``n`` that are in its sums."""
-        found = zip(self.terms[: n + 1], self._first, strict=False)
-        return [term for term, first in found if first == self._first[n]]
+    def _sharing(self, n: int) -> list[int]:
+        """Returns the terms whose sums are those of term ``n``."""
+        return [m for m, first in enumerate(self._first) if first == self._first[n]]
 
     def _bias(self, n: int) -> Array:
-        """Returns the biases of what is in the sums of a term."""
-        first, *others = (term.bias.reshape(-1) for term in self._sharing(n))
+        """Returns the biases of all that is in the sums of a term."""
+        first, *others = (self.terms[m].bias.reshape(-1) for m in self._sharing(n))
         return sum(others, first)
 
     # -- formulas
@@ -482,16 +476,16 @@ class Sum:
         self._functions.append(f"float {name}(float p0, uint channel) {{ {body} }}")
         return name
 
-    def _finish(self, n: int, term: Term) -> Iterator[str]:
+    def _finish(self, n: int) -> Iterator[str]:
         """Yields HLSL that computes the result of a term from its sums, if it is the last that is
         added to them."""
-        if self._first[n] in self._first[n + 1 :]:
+        sharing = self._sharing(n)
+        if n != sharing[-1]:
             return
         yield f"float4 r{n} = RESULT({n});"
-        in_sums = [m for m, first in enumerate(self._first) if first == self._first[n]]
         # what the other terms add comes first
-        steps = [step for term in self._sharing(n) for step in term.steps]
-        yield from self._steps(f"r{n}", [step for step in steps if _added(step) not in in_sums])
+        steps = [step for m in sharing for step in self.terms[m].steps]
+        yield from self._steps(f"r{n}", [step for step in steps if _added(step) not in sharing])
 
     def _steps(self, result: str, steps: Steps) -> Iterator[str]:
         """Yields HLSL that applies the epilogues of a convolution to its result."""

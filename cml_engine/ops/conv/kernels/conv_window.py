@@ -139,7 +139,7 @@ def seconds(conv: Conv, tile: ConvTile) -> float:
     kind, scale = row_of_table(conv.shape.taps, _blocks(conv, tile))
     turns, kernels = -(-_turns(conv, tile) // tile.parts), hardware_table().kernels
     name = f"{conv.numbers}window {tile}"
-    inside = kernels.get(f"{kind} inside {name}") if _is_inside(conv) else None
+    inside = kernels.get(f"{kind} inside {name}") if conv.shape.is_inside else None
     turn = inside or kernels.get(f"{kind} {name}")
     if turn is None:  # the table is being written
         return inf
@@ -152,14 +152,6 @@ def seconds(conv: Conv, tile: ConvTile) -> float:
         busy, alone = sum(turn.busy[:-1]), sum(turn.alone[:-1])
     busy, alone = busy + more * turn.busy[-1], alone + more * turn.alone[-1]
     return hardware_table().seconds_of(busy, alone, waves, groups * tile.parts)
-
-
-def _is_inside(conv: Conv) -> bool:
-    """Returns True if no window reaches beyond the input."""
-    return all(
-        a.before <= 0 and (a.narrow - 1) * a.stride + a.reach - a.before <= a.wide
-        for a in conv.shape.axes3[1:]
-    )
 
 
 def row_of_table(taps: int, blocks: int) -> tuple[str, float]:
@@ -230,7 +222,7 @@ def lower_window(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
         "PARTS": tile.parts,
         "LOOP": int(_turns(conv, tile) > tile.parts),
         "LANES": tile.group,
-        "INSIDE": int(_is_inside(conv)),
+        "INSIDE": int(conv.shape.is_inside),
         "PLAIN": int(_is_plain(conv)),
         "WHOLE": int(conv.shape.in_channels % 4 == 0),
         "DEPTH": 1 if _is_plain(conv) and conv.shape.in_channels == 1 else 4,
