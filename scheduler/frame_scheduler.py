@@ -413,7 +413,8 @@ class FrameScheduler:
     ) -> TiledJob:
         """Submits a run like :func:`cml_engine.run_tiled`, as one job per tile.
 
-        ``options`` are those of :meth:`submit` for each tile's job.
+        ``options`` are those of :meth:`submit` for each tile's job, without ``slot``. The inputs
+        are copied now.
 
         Examples
         --------
@@ -429,6 +430,11 @@ class FrameScheduler:
         from cml_engine.scheduler.tiling import TiledJob
 
         check_instance(Session, session, "session")
+        if options.get("slot") is not None:
+            raise InputError(
+                "slot: the tiles of a picture would supersede each other. Leave it out, and "
+                "cancel() the picture that a newer one replaces"
+            )
         tiles = Tiles(session, inputs, tile, overlap, align)
         return TiledJob(self.submit, self.lifecycle, tiles, options)
 

@@ -11,8 +11,9 @@ from cml_engine.errors import InputError
 from cml_engine.errors.arguments import check_callable
 from cml_engine.ir.graph import Array
 from cml_engine.runtime.tiling import Tile, Tiles
+from cml_engine.scheduler.clock import check_number
 from cml_engine.scheduler.jobs.job import Awaitable, Job, State, check_output_name
-from cml_engine.scheduler.jobs.lifecycle import Lifecycle
+from cml_engine.scheduler.jobs.lifecycle import Lifecycle, network_of
 
 #: tiles that are queued at a time; each keeps its inputs in memory
 _AHEAD = 4
@@ -22,7 +23,8 @@ class TiledJob(Awaitable):
     """A run of a network on a large picture, as one job per tile, a few at a time.
 
     The host's frame loop runs it like any job: when a tile has arrived, it is copied into the
-    outputs, and the next one is submitted.
+    outputs, and the next one is submitted. All tiles run on the network that the session has at the
+    submission.
 
     Examples
     --------
@@ -42,6 +44,8 @@ class TiledJob(Awaitable):
         self._submit, self._lifecycle = submit, lifecycle
         self._options = {**options, "read": True}
         self._tiles, self._left = tiles, list(tiles)
+        self._network = network_of(tiles.session)
+        tiles.copy_inputs()
         self._jobs: dict[Job, Tile] = {}
         self._pasted = 0
         self._callbacks: list[Callable[[TiledJob], object]] = []
@@ -49,7 +53,11 @@ class TiledJob(Awaitable):
         #: the state of the whole picture, one of a job's states
         self.state: State = "queued"
         self.error, self.exception = "", None
-        self._fill()
+        try:
+            self._fill()
+        except Exception:  # no job of a refused picture stays
+            self._end("cancelled")
+            raise
 
     @property
     def progress(self) -> float:
@@ -61,7 +69,8 @@ class TiledJob(Awaitable):
         """Submits jobs for the next tiles; ends the run if there is none."""
         while self._left and len(self._jobs) < _AHEAD:
             tile = self._left.pop(0)
-            job = self._submit(self._tiles.session, self._tiles.inputs(tile), **self._options)
+            inputs = self._tiles.session.check_inputs(self._tiles.inputs(tile))
+            job = self._submit(self._network, inputs, **self._options)
             self._jobs[job] = tile
             job.add_done_callback(self._take)
         if not self._jobs:
@@ -69,21 +78,24 @@ class TiledJob(Awaitable):
 
     def _take(self, job: Job) -> None:
         """Copies the arrived results of a tile's job into the outputs, and goes on."""
-        tile = self._jobs.pop(job, None)
-        if tile is None:  # the run has ended
-            return
-        try:
-            job.raise_unless_done()
-            results = {name: job.read(name) for name in self._tiles.outputs}
-            self._tiles.paste(tile, {n: value for n, value in results.items() if value is not None})
-            job.release()
-            self._pasted, self.state = self._pasted + 1, "running"
-            self._fill()
-        except CancelledError:
-            self._end("cancelled")
-        except Exception as error:  # the error of a job, or of the next one's submission
-            self.error, self.exception = str(error), error
-            self._end("failed")
+        with self._lifecycle.lock:  # another thread may cancel the run
+            tile = self._jobs.pop(job, None)
+            if tile is None:  # the run has ended
+                return
+            try:
+                job.raise_unless_done()
+                results = {name: job.read(name) for name in self._tiles.outputs}
+                arrived = {n: value for n, value in results.items() if value is not None}
+                self._tiles.paste(tile, arrived)
+                job.release()
+                self._pasted, self.state = self._pasted + 1, "running"
+                self._fill()
+            except CancelledError:
+                self._end("cancelled")
+            except Exception as error:  # the error of a job, or of the next one's submission
+                self.error, self.exception = str(error), error
+                self._end("failed")
+        self._settle()
 
     def _end(self, state: State) -> None:
         self.state = state
@@ -92,7 +104,13 @@ class TiledJob(Awaitable):
         for job in jobs:
             job.cancel()
             job.release()
-        callbacks, self._callbacks = self._callbacks, []
+
+    def _settle(self) -> None:
+        """Calls the callbacks if the run has ended. The caller must not hold the lock."""
+        with self._lifecycle.lock:
+            if not self.ended:
+                return
+            callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             self._lifecycle.call(callback, self)
 
@@ -113,20 +131,26 @@ class TiledJob(Awaitable):
 
     def add_done_callback(self, callback: Callable[[TiledJob], object]) -> None:
         """Calls ``callback(job)`` when the whole picture has ended, as :class:`Job` does."""
-        if self.ended:
-            self._lifecycle.call(check_callable(callback, "callback"), self)
-        else:
+        with self._lifecycle.lock:
             self._callbacks.append(check_callable(callback, "callback"))
+        self._settle()
 
     def wait(self, timeout: float | None = None) -> TiledJob:
         """Waits until the whole picture has ended and returns it; see :meth:`Job.wait`."""
-        end = None if timeout is None else time.monotonic() + timeout
-        while (job := next(iter(list(self._jobs)), None)) is not None:
+        end = None if timeout is None else time.monotonic() + check_number("timeout", timeout)
+        while (job := self._next_job()) is not None:
             self._lifecycle.wait(job, None if end is None else max(0.0, end - time.monotonic()))
         self.raise_unless_done()
         return self
 
+    def _next_job(self) -> Job | None:
+        """Returns a tile's job that is under way; None once the run has ended."""
+        with self._lifecycle.lock:  # between two tiles there may be none
+            return next(iter(self._jobs), None)
+
     def cancel(self) -> None:
         """Cancels the run with the tiles that are under way; no more tiles are submitted."""
-        if not self.ended:
-            self._end("cancelled")
+        with self._lifecycle.lock:
+            if not self.ended:
+                self._end("cancelled")
+        self._settle()

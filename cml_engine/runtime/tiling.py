@@ -120,6 +120,10 @@ class Tiles:
     def __iter__(self) -> Iterator[Tile]:
         return iter(self._tiles)
 
+    def copy_inputs(self) -> None:
+        """Copies the host's arrays, so that later changes to them have no effect."""
+        self._inputs = {name: np.array(value) for name, value in self._inputs.items()}
+
     def inputs(self, tile: Tile) -> dict[str, Array]:
         """Returns the network's inputs for a tile, by name: its part of every input that is cut."""
         rows, columns = _read(tile.rows), _read(tile.columns)

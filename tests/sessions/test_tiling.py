@@ -1,6 +1,7 @@
 """Tests that pictures computed in tiles, by a call or by jobs, are bit-identical to whole runs."""
 
 import asyncio
+import threading
 
 import numpy as np
 import pytest
@@ -105,6 +106,55 @@ def test_a_tiled_job_ends_as_a_job_does(session, inputs, expected, gpu):
     asyncio.run(run())
     with pytest.raises(TimeoutError):
         scheduler.submit_tiled(session, inputs, 24, OVERLAP).wait(0)
+
+
+def test_the_host_may_change_its_picture_and_its_network_after_submit_tiled(
+    session, inputs, expected, host
+):
+    given = {name: value.copy() for name, value in inputs.items()}
+    job = host.scheduler.submit_tiled(session, given, 24, OVERLAP)
+    for value in given.values():
+        value[...] = 0
+    graph = session.source_graph
+    halved = {name: value / 2 for name, value in graph.constants.items()}
+    session.replace(graph.with_(constants=halved))
+    session.take_replacement()
+    host.until(lambda: job.ended)
+    assert_array_equal(job.read("y"), expected)
+
+
+def test_a_picture_that_another_thread_cancels_stays_cancelled(session, inputs, host, monkeypatch):
+    job, ended = host.scheduler.submit_tiled(session, inputs, 24, OVERLAP), []
+    job.add_done_callback(ended.append)
+    paste, thread = job._tiles.paste, threading.Thread(target=job.cancel)
+
+    def cancelled_meanwhile(*arguments):
+        thread.start()
+        thread.join(0.1)
+        paste(*arguments)
+
+    monkeypatch.setattr(job._tiles, "paste", cancelled_meanwhile)
+    host.until(lambda: thread.ident is not None)
+    thread.join()
+    for _ in range(5):
+        host.frame()
+    assert job.state == "cancelled" and ended == [job] and host.scheduler.jobs == []
+
+
+def test_a_refused_picture_leaves_no_job(session, inputs, host, monkeypatch):
+    scheduler, submit = host.scheduler, host.scheduler.submit
+    with pytest.raises(cml.InputError, match="slot: the tiles of a picture"):
+        scheduler.submit_tiled(session, inputs, 24, OVERLAP, slot="newest")
+
+    def third_refused(*arguments, **options):
+        if len(scheduler.jobs) == 2:
+            raise cml.scheduler.AdmissionError("planted")
+        return submit(*arguments, **options)
+
+    monkeypatch.setattr(scheduler, "submit", third_refused)
+    with pytest.raises(cml.scheduler.AdmissionError):
+        scheduler.submit_tiled(session, inputs, 24, OVERLAP)
+    assert scheduler.jobs == []
 
 
 def test_a_failed_tile_fails_the_picture(session, inputs, gpu, monkeypatch):
