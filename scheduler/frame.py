@@ -124,7 +124,6 @@ def _candidates(
     only the few that may come first are included (``scheduler/jobs/job_list.py``). Networks that
     are not ready are prepared further.
     """
-    jobs.job_list.refresh_foreign_jobs()
     running = list(jobs.job_list.running.values())
     waiting = jobs.job_list.has_blocked_jobs or jobs.job_list.running_on_cpu
     otherwise: Reason = "all waiting" if waiting else "nothing to do"
@@ -210,13 +209,11 @@ def plan_and_start(
 def _drop_job(jobs: Sequence[Job], refused: Job) -> list[Job]:
     """Returns the jobs without ``refused``, after other jobs of the plan have started.
 
-    If the refused job waits for memory, the other queued jobs of its network are left out too.
-    Queued jobs whose network is now in use are left out in any case.
+    The other queued jobs of its network are left out too, and those whose network is now in use.
     """
     remaining_jobs = [job for job in jobs if job is not refused]
     keys_in_use = {exclusivity_key(job.network) for job in remaining_jobs if job.running}
-    if not refused.ended:
-        keys_in_use.add(exclusivity_key(refused.network))
+    keys_in_use.add(exclusivity_key(refused.network))
     return [
         job
         for job in remaining_jobs
@@ -237,16 +234,16 @@ def _start(jobs: Lifecycle, encoder: wgpu.GPUCommandEncoder, job: Job, now: floa
         # first: nothing that can raise may stand between reserve and begin_job
         inputs = gathered_inputs(job.inputs)
         job.blocked_by = _missing_memory(job.network) or jobs.executor.reserve(job.network, inputs)
-        if job.blocked_by:
-            jobs.short_of_memory.append(job.number)
-            return False
-        if _update_steps(jobs, job):
+        if not job.blocked_by and _update_steps(jobs, job):
             jobs.executor.end_job(job.network)
             job.blocked_by = "its network's memory, which another thread used just now"
+        if job.blocked_by:
+            jobs.refused_jobs.append(job.number)
             return False
         job.run = jobs.executor.begin_job(encoder, job.network, inputs)
     except Exception as error:
-        jobs.fail(job, error)
+        jobs.refused_jobs.append(job.number)
+        jobs.fail(job, error, is_at_start=True)
         return False
     jobs.save_before_start(job)
     job.state, job.started_ms = "running", now
@@ -392,7 +389,7 @@ def _finish(jobs: Lifecycle, encoder: wgpu.GPUCommandEncoder, report: FrameRepor
             continue
         if job.result is None:
             job.blocked_by = "memory for its outputs"
-            jobs.short_of_memory.append(job.number)
+            jobs.refused_jobs.append(job.number)
             continue
         jobs.end(job, "done")
         report.finished.append(job.number)

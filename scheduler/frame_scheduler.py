@@ -156,6 +156,8 @@ class Periodic:
 _RESUMED = frozenset({"cost_model", "over_share", "tail", "feedback", "frame"})
 #: the most jobs in the text of :meth:`FrameScheduler.describe`
 _SHOWN = 12
+#: one frame in this number looks for a lost device if it has no slices, although there are jobs
+_LOOK_EVERY = 64
 #: calls of encode without end_frame, or the reverse, after which the host is warned
 _FORGETFUL = 30
 
@@ -526,11 +528,16 @@ class FrameScheduler:
         self.executor.check_encoder(encoder)
         with self.lifecycle.lock:
             self.lifecycle.frame_thread = current_thread()
-            if self.lifecycle.open_frame is not None:
-                self._note_unpaired("encode()", "end_frame()")
-                return self._refuse_frame()
-            self.controller.begin_frame(self.budget, elapsed_ms)
-            return self._encode(encoder)
+            return self._encode_unless_open(encoder, elapsed_ms)
+
+    def _encode_unless_open(
+        self, encoder: wgpu.GPUCommandEncoder, elapsed_ms: float | None = None
+    ) -> FrameReport:
+        if self.lifecycle.open_frame is not None:
+            self._note_unpaired("encode()", "end_frame()")
+            return self._refuse_frame()
+        self.controller.begin_frame(self.budget, elapsed_ms)
+        return self._encode(encoder)
 
     def _note_unpaired(self, called: str, missing: str) -> None:
         """Counts a call without its counterpart, and warns the host once it forgets it often."""
@@ -580,13 +587,15 @@ class FrameScheduler:
             # preparing one network may have evicted another
             ready_after = networks_ready(jobs.job_list.queues)
             ready = {key: was and ready_after.get(key, True) for key, was in ready.items()}
-            jobs.recorder.encoded(inputs, report, ready, jobs.short_of_memory, jobs.back_from_cpu)
+            jobs.recorder.encoded(inputs, report, ready, jobs.refused_jobs, jobs.back_from_cpu)
         report.timed = not all_settled or self.times_all or self.controller.times(self.frame)
         n_groups = self.executor.max_groups if report.timed else 1
         groups = group_slices(plan.slices, n_groups, self.frame)
         encoding = perf_counter()
         encode_slices(jobs, encoder, report, groups)
         report.encode_ms = 1e3 * (perf_counter() - encoding)
+        if not plan.slices and self.frame % _LOOK_EVERY == 0 and len(jobs.job_list):
+            fail_all_where_lost(jobs)
         timed = groups if report.timed else []
         self._timing.encoded(report, [[(part.cost, part.count) for part in g] for g in timed])
         self.controller.encoded(report, inputs.aim_ms)
@@ -623,7 +632,8 @@ class FrameScheduler:
         :meth:`Job.wait` needs it where no frame loop runs.
         """
         encoder = self.executor.new_encoder()
-        report = self.encode(encoder)
+        with self.lifecycle.lock:
+            report = self._encode_unless_open(encoder)
         self.executor.submit(encoder)
         self.end_frame()
         return report

@@ -81,6 +81,8 @@ class Recorder:
         self.recording = recording
         #: the networks' numbers
         self._networks: dict[Network, int] = {}
+        self._held: set[int] = set()
+        self._after_frame: list[JsonObject] = []
 
     def submitted(self, job: Job) -> None:
         self.recording.events.append(
@@ -98,6 +100,12 @@ class Recorder:
             }
         )
 
+    def refused(self, job: Job) -> None:
+        """Records a job that was refused after the costs of its network had been learned."""
+        job.slot = None  # it superseded no job
+        self.submitted(job)
+        self.changed(job, "cancelled", job.submitted_ms)
+
     def has_work(self, job: Job) -> None:
         """Records the new steps of a job, which changed because its network retains its inputs."""
         steps = None if job.steps is None else list(job.steps)
@@ -107,20 +115,30 @@ class Recorder:
         """Records an ``event`` of a job: "cancelled", "paused", "resumed" or "failed"."""
         self.recording.events.append({"kind": event, "job": job.number, "now": now})
 
+    def held(self, job: Job, waits: bool, now: float) -> None:
+        """Records that a job is paused, or resumed, if that has changed."""
+        if waits != (job.number in self._held):
+            self._held ^= {job.number}
+            self.changed(job, "paused" if waits else "resumed", now)
+
+    def failed_at_start(self, job: Job, now: float) -> None:
+        """Records a job that failed when the frame under way began it."""
+        self._after_frame.append({"kind": "failed", "job": job.number, "now": now})
+
     def encoded(
         self,
         inputs: FrameInputs,
         report: FrameReport,
         ready: Mapping[Network, bool],
-        short_of_memory: list[int],
+        refused_jobs: list[int],
         back_from_cpu: list[int],
     ) -> None:
         """Records an encoded frame: its inputs, the state of the jobs, and the decisions.
 
-        ``ready`` says which networks of waiting jobs were prepared. ``short_of_memory`` has the
-        jobs that lacked memory; the list grows until the frame ends. ``back_from_cpu`` has a job
-        for each step on the CPU that was done. The decisions of a planner other than the default
-        are recorded as ``given``, and a replay repeats them.
+        ``ready`` says which networks of waiting jobs were prepared. ``refused_jobs`` has the jobs
+        that could not begin or lacked memory; the list grows until the frame ends.
+        ``back_from_cpu`` has a job for each step on the CPU that was done. The decisions of a
+        planner other than the default are recorded as ``given``, and a replay repeats them.
         """
         ready_networks = {str(self._networks[key]): value for key, value in ready.items()}
         self.recording.events.append(
@@ -133,12 +151,14 @@ class Recorder:
                 "given": not report.planned,
                 "aim": inputs.aim_ms,
                 "rests": inputs.aim_ms > 0 and inputs.rests,
-                "held": short_of_memory,
+                "held": refused_jobs,
                 "back_from_cpu": back_from_cpu,
                 "copied": inputs.copied_ms,
             }
         )
         self.recording.decisions.append(decisions_of(report))
+        self.recording.events += self._after_frame
+        self._after_frame.clear()
 
     def ended_frame(self, timings: Sequence[Timing], now: float) -> None:
         arrived = [[t.frame, t.group, t.ms] for t in timings]

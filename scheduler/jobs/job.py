@@ -99,6 +99,7 @@ class JobOwner(Protocol):
     def remaining_ms(self, job: Job) -> float: ...
     def cpu_wait_ms(self, job: Job) -> float: ...
     def waiting_for(self, job: Job) -> str: ...
+    def is_final(self, job: Job) -> bool: ...
     def add_done_callback(self, job: Job, callback: Callable[[Job], object]) -> None: ...
     def wait(self, job: Job, timeout: float | None) -> None: ...
 
@@ -475,6 +476,20 @@ class Job(Awaitable):
     def producers(self) -> list[Job]:
         """The jobs whose outputs this job takes as inputs; empty once the inputs are released."""
         return [v.job for v in self.inputs.values() if isinstance(v, JobOutput)]
+
+    @property
+    def pending_producers(self) -> list[Job]:
+        """The producers whose outputs do not exist yet.
+
+        The end of another scheduler's job counts once its frame is submitted: this job's frame may
+        be submitted before, or the other frame be abandoned.
+        """
+        return [
+            producer
+            for producer in self.producers
+            if not producer.ended
+            or (producer.owner is not self.owner and not producer.owner.is_final(producer))
+        ]
 
     @property
     def all_encoded(self) -> bool:

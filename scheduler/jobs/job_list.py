@@ -379,15 +379,24 @@ class JobList:
             return None
         earlier_jobs = (j for j in self.jobs if j.number < job.number and j.network is job.network)
         for earlier in earlier_jobs:
-            if earlier.paused or any(not producer.ended for producer in earlier.producers):
+            if earlier.paused or earlier.number in self._blocked:
                 return earlier
         return None
 
-    def refresh_foreign_jobs(self) -> None:
-        """Checks again the jobs that wait for jobs of other schedulers, which may have ended."""
-        for job in list(self._foreign.values()):
+    def refresh_foreign_jobs(self) -> list[Job]:
+        """Checks again the jobs that wait for jobs of other schedulers, which may have ended.
+
+        Returns the jobs that were checked.
+        """
+        foreign_jobs = list(self._foreign.values())
+        for job in foreign_jobs:
             self._unindex(job)
             self._index(job)
+        return foreign_jobs
+
+    def waits_elsewhere(self, job: Job) -> bool:
+        """Returns True if the job waits for a job of another scheduler."""
+        return job.number in self._foreign
 
     # --- the index
 
@@ -398,10 +407,10 @@ class JobList:
             return
         for producer in producers:
             self._remember_consumer(producer, job)
-        needs = {producer.number for producer in producers if not producer.ended}
-        if needs:
-            self._blocked[job.number] = needs
-            if any(producer.owner is not job.owner for producer in producers):
+        pending = job.pending_producers
+        if pending:
+            self._blocked[job.number] = {producer.number for producer in pending}
+            if any(producer.owner is not job.owner for producer in pending):
                 self._foreign[job.number] = job
         elif job.paused:
             self._paused[job.number] = job

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from threading import Event, RLock, Thread, current_thread
 from typing import TYPE_CHECKING, Any, Literal, cast
-from weakref import WeakMethod, WeakSet
+from weakref import WeakKeyDictionary, WeakMethod, WeakSet
 
 from cml_engine.compiler.plan import StepCost
 from cml_engine.errors import CmlError, InputError
@@ -118,8 +118,8 @@ def one_line(text: str) -> str:
     return joined if len(joined) <= _LENGTH else joined[: _LENGTH - 1] + "…"
 
 
-#: a network, and the numbers of its steps (None: all)
-_Work = tuple[Network, tuple[int, ...] | None]
+#: for each choice of a network's steps (None: all) the predicted ms of each step and all later ones
+_Work = dict[tuple[int, ...] | None, list[float]]
 
 
 @dataclass(slots=True)
@@ -196,8 +196,8 @@ class Lifecycle:
         #: the unfinished jobs, indexed by what they wait for
         self.job_list = JobList()
         self.recorder: Recorder | None = None
-        #: numbers of the jobs that lacked memory in this frame
-        self.short_of_memory: list[int] = []
+        #: numbers of the jobs that could not begin, or lacked memory at their end, in this frame
+        self.refused_jobs: list[int] = []
         #: numbers of the jobs that went on in this frame after a step on the CPU
         self.back_from_cpu: list[int] = []
         #: the milliseconds for which a job last waited for each step on the CPU, by its cost key
@@ -213,7 +213,7 @@ class Lifecycle:
         self.executor, self._clock = executor, clock
         #: done jobs that the host still references
         self._done: WeakSet[Job] = WeakSet()
-        self._work_left: dict[_Work, list[float]] = {}
+        self._work_left: WeakKeyDictionary[Network, _Work] = WeakKeyDictionary()
         self._lessons = -1
         self._begun: list[Job] = []
         self._ended: list[Job] = []
@@ -223,7 +223,10 @@ class Lifecycle:
         self.frame_thread: Thread | None = None
         #: runs one frame; weak, so that a scheduler that a host drops is freed at once
         self.run_frame: WeakMethod[Callable[[], FrameReport]] | None = None
-        _LIFECYCLES.add(self)
+        #: held while a thread that waits for a job runs a frame
+        self.driving = RLock()
+        with _RETAINING:  # another thread may look through them
+            _LIFECYCLES.add(self)
 
     # --- a job
 
@@ -236,6 +239,7 @@ class Lifecycle:
         are_kept = [producer.outputs.add_consumer(job) for producer in job.producers]
         retains = job.network.retains
         with self.lock, _RETAINING if retains else nullcontext():
+            lessons = self.pace.cost_model.lessons
             try:
                 if retains:
                     self._refuse_second_scheduler(job)
@@ -243,6 +247,8 @@ class Lifecycle:
                 job.find_steps(behind=self.job_list.has_predecessor(job))
                 admit(job, admission, len(self.job_list))
             except Exception:
+                if self.recorder and self.pace.cost_model.lessons != lessons:
+                    self.recorder.refused(job)
                 self._release_inputs(job)
                 raise
             if job.slot is not None:
@@ -254,6 +260,7 @@ class Lifecycle:
                 self.job_list.fail_without_input(job)
             if self.recorder:
                 self.recorder.submitted(job)
+                self._record_hold(job)
 
     def _refuse_second_scheduler(self, job: Job) -> None:
         """Raises :class:`InputError` if the job's network has unfinished jobs of another scheduler.
@@ -280,8 +287,9 @@ class Lifecycle:
             if self.recorder and state != "done" and is_recorded:
                 self.recorder.changed(job, state, now)
             began = job.state == "running"
-            job.state, job.error = state, error
+            # the state last: other schedulers look at it without this lock
             job.ended_ms, job.ended_frame = now, self.pace.frame
+            job.state, job.error = state, error
             self.job_list.ended(job)
             if began:
                 try:
@@ -312,12 +320,18 @@ class Lifecycle:
             except Exception as error:  # in the middle of a frame, and no fault of the caller
                 self.note(error)
 
-    def fail(self, job: Job, error: Exception) -> None:
-        """Ends the job as failed, with ``error`` as its exception, and logs a warning."""
+    def fail(self, job: Job, error: Exception, *, is_at_start: bool = False) -> None:
+        """Ends the job as failed, with ``error`` as its exception, and logs a warning.
+
+        With ``is_at_start`` the frame has tried to begin the job: a replay of the frame refuses the
+        job and fails it afterwards.
+        """
         _log.warning("job '%s' failed: %s", job.name, str(error) or type(error).__name__)
         if not job.ended:
             job.exception = error
-        self.end(job, "failed", str(error) or type(error).__name__)
+            if self.recorder and is_at_start:
+                self.recorder.failed_at_start(job, self._clock.now_ms())
+        self.end(job, "failed", str(error) or type(error).__name__, is_recorded=not is_at_start)
 
     def note(self, error: Exception) -> None:
         """Sets :attr:`last_error` to an error that belongs to no job, and does not raise it."""
@@ -328,9 +342,16 @@ class Lifecycle:
         with self.lock:
             job.paused = paused
             self.job_list.reindex(job)
-            if self.recorder:
-                event = "paused" if paused else "resumed"
-                self.recorder.changed(job, event, self._clock.now_ms())
+            self._record_hold(job)
+
+    def _record_hold(self, job: Job) -> None:
+        """Records whether the job must wait: it is paused, or waits for another scheduler's job.
+
+        A replay knows no other scheduler.
+        """
+        if self.recorder:
+            waits = job.paused or self.job_list.waits_elsewhere(job)
+            self.recorder.held(job, waits, self._clock.now_ms())
 
     def read(self, job: Job, name: str) -> Array | None:
         """Implements :meth:`Job.read`."""
@@ -402,44 +423,78 @@ class Lifecycle:
         """
         end = None if timeout is None else time.monotonic() + check_number("timeout", timeout)
         settled = Event()
-        self.add_done_callback(job, lambda _: settled.set())
-        while not settled.is_set():
-            if end is not None and time.monotonic() >= end:
-                raise TimeoutError(
-                    f"job '{job.name}' has not ended within {timeout:g} s: {job.waiting_for}"
-                )
-            if paused := self._find_paused(job):
-                raise InputError(
-                    f"job '{paused.name}' is paused and will not end: resume() it first"
-                )
-            loop = self.frame_thread
-            if loop is None or loop is current_thread() or not loop.is_alive():
-                self._drive(job)
-            else:
-                settled.wait(_LOOK_S)
+
+        def notify(_: Job) -> None:
+            settled.set()
+
+        self.add_done_callback(job, notify)
+        try:
+            while not settled.is_set():
+                if end is not None and time.monotonic() >= end:
+                    raise TimeoutError(
+                        f"job '{job.name}' has not ended within {timeout:g} s: {job.waiting_for}"
+                    )
+                if paused := self._find_paused(job):
+                    raise InputError(
+                        f"job '{paused.name}' is paused and will not end: resume() it first"
+                    )
+                loop = self.frame_thread
+                if loop is None or loop is current_thread() or not loop.is_alive():
+                    self._drive(job)
+                else:
+                    settled.wait(_LOOK_S)
+        finally:
+            with self.lock:  # a host may wait again and again
+                if job.callbacks is not None:
+                    job.callbacks.remove(notify)
 
     def _find_paused(self, job: Job) -> Job | None:
-        """Returns the paused job that keeps ``job`` from ending: itself or its predecessor."""
+        """Returns the paused job that keeps ``job`` from ending, or None.
+
+        It is the job itself, or one that it waits for: for its output, because it was submitted
+        before to a network that retains its inputs, or for the memory that it has.
+        """
         with self.lock:
-            if job.ended or job.paused:
-                return None if job.ended else job
-            earlier = self.job_list.find_predecessor(job)
-            return earlier if earlier is not None and earlier.paused else None
+            waiting, seen = [job], {job}
+            while waiting:
+                current = waiting.pop()
+                if current.ended:
+                    continue
+                if current.paused:
+                    return current
+                needed: list[Job | None] = [*current.producers]
+                if current.owner is self and not current.running:
+                    needed.append(self.job_list.find_predecessor(current))
+                    needed.append(self._find_memory_user(current))
+                new = [other for other in needed if other is not None and other not in seen]
+                waiting += new
+                seen.update(new)
+            return None
 
     def _drive(self, job: Job) -> None:
         """Runs one frame for a thread that waits for the job; sleeps if the frame was empty.
 
-        Raises :class:`InputError` inside an open frame, or if the scheduler no longer exists.
+        Only sleeps while another thread that waits runs one. Raises :class:`InputError` inside an
+        open frame, or if the scheduler no longer exists.
         """
-        if self.open_frame is not None:
-            raise InputError(
-                f"job '{job.name}': wait() was called between encode() and end_frame(), where the "
-                "job cannot go on. Call it between frames, or use add_done_callback() or await"
-            )
-        run_frame = self.run_frame() if self.run_frame is not None else None
-        if run_frame is None:
-            raise InputError(f"job '{job.name}' will not end: its FrameScheduler no longer exists")
-        if not run_frame().slices:
+        is_empty = True
+        if self.driving.acquire(blocking=False):
+            try:
+                if self.open_frame is not None:
+                    raise InputError(
+                        f"job '{job.name}': wait() was called between encode() and end_frame(), "
+                        "where the job cannot go on. Call it between frames, or use "
+                        "add_done_callback() or await"
+                    )
+                run_frame = self.run_frame() if self.run_frame is not None else None
+                if run_frame is None:
+                    raise InputError(
+                        f"job '{job.name}' will not end: its FrameScheduler no longer exists"
+                    )
+                is_empty = not run_frame().slices
+            finally:
+                self.driving.release()
+        if is_empty:
             time.sleep(_IDLE_S)
 
     def waiting_for(self, job: Job) -> str:
@@ -463,7 +518,7 @@ class Lifecycle:
 
     def _start_condition(self, job: Job) -> str:
         """Returns a text that says what a queued job needs before it can begin; "" if nothing."""
-        producers = [producer for producer in job.producers if not producer.ended]
+        producers = job.pending_producers
         if producers:
             names = ", ".join(f"'{m.name}' (job {m.number}, {m.state})" for m in producers[:3])
             more = f" and {len(producers) - 3} more" if len(producers) > 3 else ""
@@ -536,11 +591,11 @@ class Lifecycle:
 
         Texture loads are not among these steps.
         """
-        key = job.network, job.steps
-        sums = self._work_left.get(key)
+        by_steps = self._work_left.setdefault(job.network, {})
+        sums = by_steps.get(job.steps)
         if sums is None:
             sums = self.pace.cost_model.remaining_ms(job.costs[job.loads :])
-            self._work_left[key] = sums
+            by_steps[job.steps] = sums
         return sums
 
     def update_work_left(self) -> None:
@@ -557,12 +612,18 @@ class Lifecycle:
 
     # --- a frame
 
+    def is_final(self, job: Job) -> bool:
+        """Returns True if no abandoned frame can undo the end of the job, which has ended."""
+        return self.open_frame is None or job.ended_frame != self.pace.frame
+
     def begin_frame(self, pace: FramePace) -> None:
         """Opens a frame: saves the running jobs' states and resets the last frame's values."""
         self.pace = pace
+        for job in self.job_list.refresh_foreign_jobs():
+            self._record_hold(job)
         self.update_work_left()
         self.job_list.forget_ended()
-        self.short_of_memory, self.back_from_cpu = [], []
+        self.refused_jobs, self.back_from_cpu = [], []
         self.open_frame = FrameSnapshot(self.job_list.running.values())
 
     def save_before_start(self, job: Job) -> None:

@@ -16,7 +16,12 @@ from tests.fixtures.frames.simulated import run_random_host
 from tests.players.building import SANITIZED, build
 from tests.players.deno import ROOT, deno_command, find_deno
 from tests.players.replay_lines import replayed
-from tests.scheduler.test_record import recorded_run, run_by_wall_clock, run_with_margin
+from tests.scheduler.test_record import (
+    recorded_run,
+    run_beside_another,
+    run_by_wall_clock,
+    run_with_margin,
+)
 
 
 def differences_in_c(recording, folder):
@@ -29,11 +34,12 @@ def differences_in_python(recording, folder):
     return sum(a != b for a, b in zip(replay(recording), recording.decisions, strict=True))
 
 
+RUNS = [recorded_run, run_by_wall_clock, run_with_margin, run_beside_another]
 in_players = pytest.mark.parametrize("differences", [differences_in_python, differences_in_c])
 
 
 @in_players
-@pytest.mark.parametrize("run", [recorded_run, run_by_wall_clock, run_with_margin, *range(4, 16)])
+@pytest.mark.parametrize("run", [*RUNS, *range(4, 16)])
 def test_recordings_replay_to_equal_slices(run, differences, tmp_path):
     """A number is the seed of a random run."""
     recording = random_run(run) if isinstance(run, int) else run()

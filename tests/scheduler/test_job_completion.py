@@ -12,6 +12,7 @@ from cml_engine import CmlError, FrameScheduler, InputError
 from cml_engine.scheduler import VirtualClock
 from cml_engine.scheduler.tools.simulate import SimGpu, SimRun
 from tests.fixtures.frames.simulated import FRAME, network, run_frame, run_until_ended
+from tests.fixtures.threads import together
 
 
 class SlowOutputs(SimRun):
@@ -247,6 +248,55 @@ def test_wait_inside_a_frame_raises(scheduler, job):
             job.wait(value)
     with pytest.raises(InputError, match="callback"):
         job.add_done_callback(None)
+
+
+PAUSED = {
+    "the job": lambda scheduler, first: first,
+    "its input's job": lambda scheduler, first: scheduler.submit(
+        network("n"), {"x": scheduler.submit(network("m"), {"x": first.output("y")}).output("y")}
+    ),
+    "the job that has its memory": lambda scheduler, first: scheduler.submit(first.network, {}),
+}
+
+
+@pytest.mark.parametrize("what", PAUSED)
+def test_wait_names_the_paused_job_that_it_would_wait_for_forever(scheduler, what):
+    first = scheduler.submit(network("first"), {})
+    run_frame(scheduler)
+    assert first.state == "running"
+    job = PAUSED[what](scheduler, first)
+    first.pause()
+    with pytest.raises(InputError, match="job 'first' is paused and will not end"):
+        job.wait(30)
+    first.resume()
+    assert job.wait(30).state == "done"
+
+
+def test_threads_wait_at_once_and_after_a_thread_that_has_waited(scheduler):
+    first, done = threading.Event(), threading.Event()
+
+    def wait_and_stay():
+        scheduler.submit(network("first"), {}).wait(30)
+        first.set()
+        assert done.wait(60)
+
+    thread = threading.Thread(target=wait_and_stay, daemon=True)
+    thread.start()
+    assert first.wait(60)
+    jobs = [scheduler.submit(network(f"n{i}"), {}) for i in range(3)]
+    try:
+        assert [job.state for job in together(*(job.wait for job in jobs))] == ["done"] * 3
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_waiting_again_and_again_keeps_nothing(scheduler, job):
+    scheduler.budget.ms = 0.0
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            job.wait(0)
+    assert job.callbacks == []
 
 
 def test_wait_on_a_deleted_scheduler_raises():

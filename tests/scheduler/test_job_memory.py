@@ -13,6 +13,7 @@ import cml_engine as cml
 from cml_engine import FrameScheduler
 from cml_engine.ir.graph import Fact
 from cml_engine.scheduler import JobOutput
+from cml_engine.scheduler.planning.plan import operators_per_frame
 from tests.fixtures.frames.host import Host, conv_net, open_device, run_net, under_way
 from tests.fixtures.memory import held_bytes
 from tests.fixtures.texels import submitted
@@ -121,6 +122,23 @@ def test_released_input_is_retained_for_the_waiting_job(gpu, image, kind):
         job.release()
     host.frame()
     assert gpu.memory.held_bytes < held
+
+
+@pytest.mark.parametrize("reader", ["job", "run"])
+def test_tensor_of_an_abandoned_frame_is_refused(gpu, host, image, reader):
+    first, second = (cml.Session(conv_net(seed=seed), gpu) for seed in (1, 2))
+    host.scheduler.planner = operators_per_frame(100)
+    job = host.submit(first, {"x": image})
+    while host.encode() and job.state != "done":
+        host.scheduler.abandon_frame()
+    tensor = job.tensor("y")
+    reading = host.submit(second, {"x": tensor}) if reader == "job" else None
+    host.scheduler.abandon_frame()
+    with pytest.raises(cml.InputError, match="was abandoned. Take the tensor again"):
+        run_net(second, tensor) if reading is None else reading.wait(60)
+    assert job.wait(60).state == "done"
+    again = host.run(second, {"x": job.tensor("y")})
+    assert_array_equal(*host.finish(again), run_net(second, run_net(first, image)))
 
 
 def test_tensor_keeps_its_memory_while_referenced(gpu, host, image):

@@ -183,7 +183,6 @@ def test_ended_job_releases_its_network(scheduler, end):
         (scheduler.abandon_frame if end == "abandoned" else scheduler.end_frame)()
     refs = [weakref.ref(net)]
     del net
-    scheduler.lifecycle._work_left.clear()  # until the next frame
     assert alive(refs) == 0 and job.progress in (0, 1) and job.waiting_for
 
 

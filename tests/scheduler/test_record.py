@@ -1,11 +1,13 @@
 """Tests that a replayed recording makes the same decisions, and that Perfetto can open a trace."""
 
+import contextlib
 import json
+import random
 
 import pytest
 
 from cml_engine import FrameScheduler, InputError
-from cml_engine.scheduler import VirtualClock, least_laxity
+from cml_engine.scheduler import AdmissionError, Job, VirtualClock, by_priority, least_laxity
 from cml_engine.scheduler.planning.plan import operators_per_frame, plan_frame
 from cml_engine.scheduler.recording import _FORMAT, Recording
 from cml_engine.scheduler.tools.replay import replay
@@ -109,6 +111,57 @@ def run_by_wall_clock(frames=400):
         if number == 184:
             scheduler.planner = plan_frame
         frame(number)
+    return recording
+
+
+class _FailingStarts(SimGpu):
+    """A device on which one job in ten fails as it begins."""
+
+    def __init__(self, chance, **options):
+        super().__init__(**options)
+        self._chance = chance
+
+    def begin_job(self, encoder, network, inputs):
+        if self._chance.random() < 0.1:
+            raise InputError("planted")
+        return super().begin_job(encoder, network, inputs)
+
+
+def run_beside_another(seed=0, frames=200):
+    """Returns the recording of one of two schedulers.
+
+    Its jobs take outputs of the other's, whose frames are abandoned at times. Some fail as they
+    begin, and some are refused.
+    """
+    chance, clock = random.Random(seed), VirtualClock()
+    gpu = _FailingStarts(chance, clock_source="wall clock")
+    scheduler = FrameScheduler(gpu, budget_ms=5.0, policy=by_priority, clock=clock)
+    other = FrameScheduler(SimGpu(), budget_ms=5.0, clock=clock)
+    nets = [network(name, ms=0.03, steps=2) for name in "abc"]
+    recording, jobs = scheduler.record(), []
+    for frame in range(frames):
+        for _ in range(chance.choice([0, 0, 1, 3]) if frame < 0.7 * frames else 0):
+            net = chance.choice(nets)
+            if chance.random() < 0.2:  # its costs are learned as its first job is submitted
+                net = network(f"n{chance.randrange(9)}", ms=0.01)
+                net.load_times_ms = [1.5 * step.groups * step.ms_per_group for step in net.steps]
+            maker = other.submit(network("maker", ms=0.02, steps=2), {})
+            with contextlib.suppress(AdmissionError):
+                job = scheduler.submit(
+                    net, {"x": maker.output("y")} if chance.random() < 0.5 else {},
+                    priority=chance.choice([1, 2]), deadline_ms=chance.choice([20, 500]),
+                    admission=chance.choice(["accept", "refuse"]),
+                )  # fmt: skip
+                jobs.append(job)
+        for change in (Job.pause, Job.resume, Job.resume, Job.cancel):
+            if jobs and chance.random() < 0.1:
+                change(chance.choice(jobs[-8:]))
+        others_end = chance.choice([other.end_frame, other.end_frame, other.abandon_frame])
+        for call in (other.encode, scheduler.encode):
+            call(None)
+        others_end()
+        clock.advance(16.7)
+        scheduler.end_frame()
     return recording
 
 

@@ -132,6 +132,11 @@ def _promised_fact(gpu: Device, name: str, value: _Promised) -> Fact | None:
 
 
 _network_of = attrgetter("network")
+#: why a result is wrong whose frame is abandoned
+_ABANDONED = (
+    "the frame in which it ended was abandoned. Take the tensor again once the job is done, or "
+    "give the job's output()"
+)
 #: the most groups of slices per frame that are timed separately
 MAX_GROUPS = 12
 
@@ -167,6 +172,8 @@ class FrameExecutor:
         self._jobs: dict[GpuProgram, _RunningJob] = {}
         #: the runs that the current frame works on
         self._worked: set[JobRun] = set()
+        #: the outputs of the jobs that end in the current frame
+        self._results: list[Result] = []
         #: the networks whose jobs begin in the current frame
         self._beginning: list[GpuProgram] = []
         self.name = gpu.name
@@ -344,6 +351,7 @@ class FrameExecutor:
         frame_gate.end_frame()
         self._frame = frame + 1
         self._beginning.clear()
+        self._results.clear()
         self._free_ended()
         self.gpu.memory.close_frame(self)
         if self._worked:
@@ -437,6 +445,8 @@ class FrameExecutor:
                 job.cancel_cpu_step()
         self._readbacks.abandon((frame,))
         self._worked.clear()
+        while self._results:  # a tensor of them may be the input of a job that was submitted since
+            self._results.pop().run = JobRun((), _ABANDONED)
         while self._beginning:  # their inputs were not copied
             self._beginning.pop().retained.undo_begin()
         self._free_ended()
@@ -549,6 +559,7 @@ class FrameExecutor:
         result.copy_from(encoder, network)
         network.encode_updates(encoder, job.run)
         network.retained.end()
+        self._results.append(result)
         return result
 
     def begin_cpu_step(
@@ -593,15 +604,6 @@ class FrameExecutor:
 
 
 def _producing_runs(inputs: Mapping[str, object]) -> list[JobRun]:
-    """Returns the runs that produced the inputs which are outputs of jobs.
-
-    Raises :class:`InputError` if the results of one of the runs are wrong.
-    """
-    runs = []
-    for name, value in inputs.items():
-        run = value.owner.run if isinstance(value, GpuTensor) and value.owner is not None else None
-        if run is not None:
-            runs.append(run)
-            if run.harm:
-                raise InputError(f"input '{name}' is the output of a job that failed: {run.harm}")
-    return runs
+    """Returns the runs that produced the inputs which are outputs of jobs."""
+    runs = (value.run for value in inputs.values() if isinstance(value, GpuTensor))
+    return [run for run in runs if run is not None]

@@ -18,11 +18,11 @@ class JobRun:
 
     __slots__ = ("harm", "sources")
 
-    def __init__(self, sources: tuple[JobRun, ...]) -> None:
+    def __init__(self, sources: tuple[JobRun, ...], harm: str = "") -> None:
         #: the runs whose results it reads: outputs, variables, retained tensors
         self.sources = sources
         #: why its results are wrong; "" if no error is known
-        self.harm = ""
+        self.harm = harm
 
 
 class JobRuns:

@@ -117,6 +117,11 @@ class GpuTensor:
         """True if the tensor's memory was freed."""
         return self.owner is not None and self.owner.is_freed
 
+    @property
+    def run(self) -> JobRun | None:
+        """The run of the job that produced the value; None if no job did."""
+        return None if self.owner is None else self.owner.run
+
     @device_errors()
     def read(self) -> Array:
         """Returns the current value as a NumPy array. Blocks; for tools and tests.

@@ -66,6 +66,13 @@ def check_on_device(gpu: Device, residency: Residency, name: str, value: object)
         )
 
 
+def check_runs(gpu_values: Mapping[str, object]) -> None:
+    """Raises :class:`InputError` if a value is an output of a job whose results are wrong."""
+    for name, value in gpu_values.items():
+        if isinstance(value, GpuTensor) and value.run is not None and value.run.harm:
+            raise InputError(f"input '{name}' is the output of a job that failed: {value.run.harm}")
+
+
 def loads_of(gpu: Device, plan: Plan, inputs: Mapping[str, object]) -> list[Load]:
     """Returns the dispatches that load GPU inputs before a run, in the order of the inputs.
 

@@ -94,8 +94,8 @@ class Uniforms:
     def _filled(self, plan: Plan, gpu: Device, data: bytearray) -> Allocation:
         usage = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST
         memory = gpu.memory.allocate(len(data), usage, owner=plan.name, category="uniform")
-        memory.write(data)
         memory.free_with_owner(self)
+        memory.write(data)
         return memory
 
     def write_params(self, step: Step) -> None:

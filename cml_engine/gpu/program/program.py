@@ -20,7 +20,7 @@ from cml_engine.gpu.memory.allocator import Allocation
 from cml_engine.gpu.memory.tensors import from_words, to_words
 from cml_engine.gpu.native import Dispatch, device_errors, dispatch_recorder
 from cml_engine.gpu.program.cpu_operators import CpuOperators
-from cml_engine.gpu.program.inputs import Load, host_arrays, take_over
+from cml_engine.gpu.program.inputs import Load, check_runs, host_arrays, take_over
 from cml_engine.gpu.program.memory import (
     EVERYTHING,
     Arena,
@@ -306,9 +306,10 @@ class GpuProgram:
                 f"the variables of '{self.name}' are wrong: Session.reset() gives them their first "
                 f"values. A job that failed has changed them: {self._updated_by.harm}"
             )
-        self.load()
         arrays = host_arrays(inputs)
         gpu_values = {name: value for name, value in inputs.items() if name not in arrays}
+        check_runs(gpu_values)
+        self.load()
         steps = self.steps_for(inputs)
         self._put(self.retained.begin(arrays, gpu_values.keys(), run))
         try:

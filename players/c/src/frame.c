@@ -153,9 +153,9 @@ static int is_running_on(const cml_scheduler *s, const network *net) {
 }
 
 /* Keeps the candidates that can run. `refused`, which may be NULL, is a job that could not start:
- * if it has to wait, so have the others of its network. */
+ * the others of its network have to wait. */
 static void filter_candidates(cml_scheduler *s, const job *refused) {
-    const network *busy = refused == NULL || is_over(refused) ? NULL : refused->net->exclusive;
+    const network *busy = refused == NULL ? NULL : refused->net->exclusive;
     uint32_t kept = 0;
     for (uint32_t i = 0; i < s->candidate_count; i++) {
         job *j = s->candidates[i];

@@ -7,6 +7,7 @@ import pytest
 
 from cml_engine import FrameScheduler, InputError
 from cml_engine.scheduler import VirtualClock
+from cml_engine.scheduler.frame_scheduler import _LOOK_EVERY
 from cml_engine.scheduler.jobs.job import Job
 from cml_engine.scheduler.tools.simulate import SimGpu, SimNetwork, SimRun
 from tests.fixtures.frames.simulated import (
@@ -282,6 +283,33 @@ def test_a_lost_device_fails_all_at_once(scheduler, device):
     scheduler.end_frame()
     assert report.reason == "device error"
     assert {job.state for job in jobs} == {"failed"} and scheduler.jobs == []
+
+
+def test_a_lost_device_fails_jobs_that_get_no_time(scheduler, device):
+    job = scheduler.submit(network("a"), {})
+    scheduler.budget.ms = 0.0
+    device.check = raising
+    run_frames(scheduler, _LOOK_EVERY + 1)
+    assert job.state == "failed"
+
+
+@pytest.mark.parametrize("is_abandoned", [False, True])
+def test_output_of_another_scheduler_exists_once_its_frame_is_submitted(scheduler, is_abandoned):
+    net = network("maker", 2.0)
+    other = scheduler_on(Device(), net, budget_ms=100.0)
+    maker = other.submit(net, {})
+    job = scheduler.submit(network("a", 2.0), {"x": maker.output("y")})
+    other.encode(None)
+    assert maker.state == "done"
+    run_frames(scheduler, 3)
+    assert job.state == "queued" and "the outputs of 'maker' (job 0, done)" in job.waiting_for
+    (other.abandon_frame if is_abandoned else other.end_frame)()
+    if is_abandoned:
+        run_frames(scheduler, 3)
+        assert job.state == "queued"
+        run_until_ended(other, maker)
+    run_until_ended(scheduler, job)
+    assert job.state == "done"
 
 
 def test_jobs_wait_again_if_the_frame_of_their_input_is_abandoned(scheduler, device):
