@@ -234,15 +234,17 @@ def test_all_unknown_layers_are_named_at_once(convert_lines):
     with pytest.raises(ModelError) as error:
         convert_lines(
             "PRelu a 1 1 in a", "PRelu b 1 1 a b", "Yolov3DetectionOutput d 1 1 b c",
-            "Frobnicate f 1 1 c out",
+            "Frobnicate f 1 1 c d", "F.softplus s 1 1 d out",
         )  # fmt: skip
     lines = str(error.value).split("\n")
-    assert lines[0].endswith("has 3 layer types of ncnn's that cannot be converted:")
+    assert lines[0].endswith("has 4 layer types of ncnn's that cannot be converted:")
     assert [line.strip() for line in lines[1:]] == [
         "PRelu, 2 x, first in line 4: did you mean PReLU?",
         f"Yolov3DetectionOutput, 1 x, first in line 6: {REFUSED['Yolov3DetectionOutput']}",
         "Frobnicate, 1 x, first in line 7: export the network without it, or bring it as an "
         "operator of your own 'Frobnicate' (--ops FILE.py)",
+        "F.softplus, 1 x, first in line 8: PyTorch's, which ncnn lacks: export the network without "
+        "it, or bring it as an operator of your own 'F_softplus' (--ops FILE.py)",
     ]
 
 
@@ -267,7 +269,11 @@ def test_ncnn_page_is_generated():
         ('Reshape r 1 1 in out 6="1w,-1"', b"", "'1w' of 1 inputs"),
         ('Reshape r 1 1 in out 6="//(0w,0)"', b"", "the formula '//(0w,0)' has no value"),
         ('Reshape r 1 1 in out 6="0w,1,1,1,1"', b"", "the shape [1, 1, 1, 1, 8]"),
-        ("Reshape r 1 1 in out 0=-1 12=0", b"", "a reshape that moves the batch cannot be"),
+        ("Reshape r 1 1 in out 0=8 1=8 2=4 12=0 13=1", b"", "a reshape to a batch of 8 cannot"),
+        ("Reshape r 1 1 in out 0=-1 1=128 12=0 13=1", b"", "a reshape to a batch of 2 cannot"),
+        ("Reshape r 1 1 in out 0=-1 1=128 12=0 13=2", b"", "batch axis 2 of 2"),
+        ('Reshape r 1 1 in out 6="0,0,0,0,-1" 13=0', b"", "the shape [-1, 0, 0, 0, 0] from [4"),
+        ("Convolution c 1 1 in out 0=1 1=1 6=4 7=2", b"", "groups in a layer that has none"),
         ("SDPA s 3 1 in in in out 5=1", b"", "3 inputs: export it again"),
         ("Einsum e 2 1 in in out -23300=4,105,45,62,105", b"", "the equation 'i->i' of 2 inputs"),
         ("Flip f 1 1 in out -23300=1,3", b"", "axis 3 of 3"),

@@ -101,6 +101,8 @@ def convolutions():
     yield case("Convolution 0=3 1=1 6=18 5=1 | 6 | f18 r3")
     yield from _with_computed_weights()
     yield case("Convolution 0=3 1=1 6=12 5=1 | h12 r3")
+    # pnnx states the group of a padded convolution, and rounds the largest number up
+    yield case("Convolution 0=3 1=1 6=12 5=1 7=1 9=3 -23310=2,0.1,3.40282347e38 | f12 r3")
 
 
 def _with_computed_weights():
@@ -305,6 +307,9 @@ def moves():
         "0=3 1=2 2=-1 | 4,6", "0=0 1=2 2=2 | 4,6", "0=6 1=4 2=0 | 4,6",
         "0=2 1=3 2=4 | 24", "0=2 1=3 11=2 2=-1 | 24",
         "0=0 1=0 11=-1 2=1 | 2,3,4,5", "0=20 1=-1 | 2,3,4,5",
+        "12=0 0=-1", "13=0 0=-1 1=1", "12=0 13=0 0=0 1=0 11=-1 2=0", "12=1 13=1 0=6 1=1 2=20",
+        "12=-1 13=-1 0=-1 1=24 2=5", '12=0 13=0 6="1,1,//(4,0n),0n" | 4',
+        '12=1 13=0 6="0w,0h,2,2,0n"', "12=0 13=-2 0=0 1=1 2=0 | 1,4", '6="0,0,*(0n,4)"',
     ):  # fmt: skip
         yield case(f"Reshape {line}")
 
@@ -491,6 +496,8 @@ def equations():
         ("iji->ij", "3,4,3"),
         ("il,jl,kl->ijk", "2,5 | 3,5 | 4,5"),
         ("ijkl,ijkl->ijkl", "2,3,4,5 | 2,3,4,5"),
+        ("ijkm,ijlm->ijkl", "1,2,3,5 | 1,2,4,5"),
+        ("im,mnj->ij", "2,3 | 3,4,5"),
     ):
         codes = ",".join(map(str, (len(equation), *map(ord, equation))))
         yield case(f"Einsum -23300={codes} | {shapes}")
@@ -619,10 +626,10 @@ def run_both(folder, rng, line, shape, weights=""):
     return x, np.frombuffer(stored, np.float32), ours, theirs
 
 
-@pytest.mark.parametrize("shape", [PLANE, (6, 1), (3, 5)])
+@pytest.mark.parametrize("shape", [PLANE, (6, 1), (3, 5), VOLUME])
 @pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm"])
-def test_a_norm_over_both_of_two_axes_is_not_ncnns(kind, shape, tmp_path, rng):
-    """The weights say both axes, as in PyTorch; ncnn goes over each row."""
+def test_a_norm_over_all_axes_is_not_ncnns(kind, shape, tmp_path, rng):
+    """The weights say all axes, as in PyTorch; ncnn goes over each row or channel."""
     size, is_layer_norm = int(np.prod(shape)), kind == "LayerNorm"
     weights = f"r{size} r{size}" if is_layer_norm else f"r{size}"
     x, stored, ours, theirs = run_both(tmp_path, rng, f"{kind} 0={size} 1=0.01", shape, weights)
@@ -633,6 +640,23 @@ def test_a_norm_over_both_of_two_axes_is_not_ncnns(kind, shape, tmp_path, rng):
     np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
     assert np.abs(ours - theirs).max() > 0.1
     assert LAYERS[kind].differences
+
+
+@pytest.mark.parametrize("aligned", [0, 1])
+@pytest.mark.parametrize("kind", [1, 2, 3])
+def test_a_sample_is_reflected_at_both_borders(kind, aligned, tmp_path, rng):
+    """The positions are a mirror image, which ncnn samples too, and others a period away."""
+    line = f"GridSample g 2 1 x0 x1 out 0={kind} 1=3 2={aligned}"
+    grid = rng.uniform(-1, 1, (4, 5, 2)).astype(np.float32)
+    arrays = {"x0": rng.standard_normal((3, 6, 7), np.float32), "x1": grid}
+    path = write(tmp_path, [input_line(name, x.shape) for name, x in arrays.items()] + [line])
+    session = cml.Session(cml.load(path), "cpu")
+    (expected,) = run_ncnn(path, arrays, ["out"])
+    for positions in (2 - grid, 4 + grid, -6 - grid):
+        arrays["x1"] = positions
+        actual = session.run({name: x[None] for name, x in arrays.items()})["out"][0]
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-4)
+    assert LAYERS["GridSample"].differences
 
 
 @pytest.mark.parametrize(

@@ -245,8 +245,9 @@ def _number(text: str) -> int | float:
     if not any(c in text for c in ".eE"):
         return int(text)
     value = float(text)
-    if not abs(value) <= float(np.finfo(np.float32).max):
-        raise ValueError
+    with np.errstate(over="ignore"):  # the largest number may be written rounded up
+        if not np.isfinite(np.float32(value)):
+            raise ValueError
     return value
 
 

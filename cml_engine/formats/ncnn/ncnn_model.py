@@ -313,13 +313,14 @@ def _needed_layers(layers: Sequence[LayerLine]) -> list[LayerLine]:
 def _advice(name: str, layers: Sequence[LayerLine]) -> str:
     """Returns the line of the error message for the layers of a type that cannot be converted."""
     lower = {layer_type.lower(): layer_type for layer_type in LAYERS}
+    own = f"or bring it as an operator of your own '{_own_operator(name)}' (--ops FILE.py)"
     similar = similar_names(name.lower(), lower, cutoff=0.8)
-    advice = (
-        f"did you mean {lower[similar[0]]}?"
-        if similar
-        else "export the network without it, or bring it as an operator of your own "
-        f"'{_own_operator(name)}' (--ops FILE.py)"
-    )
+    if name.startswith(_PYTORCH):
+        advice = f"PyTorch's, which ncnn lacks: export the network without it, {own}"
+    elif similar:
+        advice = f"did you mean {lower[similar[0]]}?"
+    else:
+        advice = f"export the network without it, {own}"
     return f"{name}, {len(layers)} x, first in line {layers[0].source.line}: " + REFUSED.get(
         name, advice
     )
@@ -383,6 +384,9 @@ def _input_shapes(
         input_shapes[name] = shape
     return input_shapes
 
+
+#: The first letters of the names of PyTorch's operators, which pnnx keeps if ncnn has no layer.
+_PYTORCH = ("F.", "nn.", "torch.", "Tensor.", "torchvision.", "aten::", "prim::")
 
 _ANY_SHAPE = "2 to 5 numbers, like 1,3,64,64"
 

@@ -268,10 +268,8 @@ def _flatten(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     return x.reshape([-1])
 
 
-@converts("Reshape", params="0-3 6 11-13", inputs=(1, ANY), limits="axes moved to the batch")
+@converts("Reshape", params="0-3 6 11-13", inputs=(1, ANY), limits="a batch of more than 1")
 def _reshape(layer: NcnnLayer, x: NcnnTensor, *references: NcnnTensor) -> NcnnTensor:
-    for key in (12, 13):
-        layer.refuse(key, "a reshape that moves the batch", _NO_AXIS)
     if layer.text(6):
         stated_shape = layer.sizes(6, x, *references)[::-1]
     else:
@@ -279,17 +277,59 @@ def _reshape(layer: NcnnLayer, x: NcnnTensor, *references: NcnnTensor) -> NcnnTe
         stated_shape = [size for size in sizes if size != MISSING][::-1]
         if not stated_shape or MISSING in sizes[: 2 if len(stated_shape) > 1 else 1]:
             raise layer.damaged_error(f"the shape {sizes}")
-    if len(stated_shape) not in AXES:
+    batch_axes = [layer.integer(key, _NO_AXIS) for key in (12, 13)]
+    if batch_axes != [_NO_AXIS, _NO_AXIS]:
+        shape = _without_batch(layer, x.extents, stated_shape, *batch_axes)
+    elif len(stated_shape) not in AXES:
         raise layer.damaged_error(f"the shape {stated_shape}")
-    # 0 stands for the input's extent of the same name, or 1 if the input has none
-    extent_by_axis = dict(zip(AXES[len(x.extents)], x.extents, strict=True))
-    names = AXES[len(stated_shape)]
-    shape = [n or extent_by_axis.get(name, 1) for name, n in zip(names, stated_shape, strict=True)]
+    else:
+        # 0 stands for the input's extent of the same name, or 1 if the input has none
+        extent_by_axis = dict(zip(AXES[len(x.extents)], x.extents, strict=True))
+        letters = AXES[len(stated_shape)]
+        shape = [
+            n or extent_by_axis.get(name, 1) for name, n in zip(letters, stated_shape, strict=True)
+        ]
     result = x.op("reshape", shape=shape, axis_start=1)
     is_same_outermost = len(shape) == len(x.extents) and result.extents[0] == x.extents[0]
     if not layer.integer(3) or is_same_outermost:
         return result
     return _reshaped_innermost(x, result.extents)
+
+
+def _without_batch(
+    layer: NcnnLayer,
+    extents: Sequence[int],
+    stated_shape: Sequence[int],
+    input_axis: int,
+    output_axis: int,
+) -> list[int]:
+    """Returns the shape of a reshape between shapes with a batch, without the result's batch.
+
+    The batch of 1 is axis ``input_axis`` of the input and ``output_axis`` of ``stated_shape``. A
+    stated 0 is the input's extent at the same position.
+    """
+
+    def position(axis: int, rank: int) -> int:
+        if not -rank <= axis < rank:
+            raise layer.damaged_error(f"batch axis {axis} of {rank}")
+        return axis % rank
+
+    source, shape = list(extents), list(stated_shape)
+    if input_axis != _NO_AXIS:
+        source.insert(position(input_axis, len(source) + 1), 1)
+    if any(n == 0 and i >= len(source) for i, n in enumerate(shape)):
+        raise layer.damaged_error(f"the shape {shape} from {source}")
+    shape = [n or source[i] for i, n in enumerate(shape)]
+    if output_axis != _NO_AXIS:
+        batch = shape.pop(position(output_axis, len(shape)))
+        if batch < 0:
+            batch, rest = divmod(prod(extents), prod(shape))
+            batch = batch if not rest else -1
+        if batch != 1:
+            raise layer.unsupported_error(f"a reshape to a batch of {batch}")
+    if len(shape) not in AXES:
+        raise layer.damaged_error(f"the shape {list(stated_shape)}")
+    return shape
 
 
 def _reshaped_innermost(x: NcnnTensor, extents: Sequence[int]) -> NcnnTensor:

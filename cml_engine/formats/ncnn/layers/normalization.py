@@ -54,10 +54,11 @@ def _group_norm(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
 
 
 #: ncnn does not check the size that the layer states, and applies the first weights to each row
-_BOTH_AXES = "weights for both of two axes: over both, as in PyTorch (ncnn: over each row)"
+#: or channel
+_ALL_AXES = "weights for all axes: over all, as in PyTorch (ncnn: over each row or channel)"
 
 
-@converts("LayerNorm", params="0-2", differences=_BOTH_AXES)
+@converts("LayerNorm", params="0-2", differences=_ALL_AXES)
 def _layer_norm(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     axes = _inner_axes(layer, x)
     normalized = _standardized(layer, x, axes, 1)
@@ -66,7 +67,7 @@ def _layer_norm(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     return normalized * _over(layer, x, axes, "scale") + _over(layer, x, axes, "offset")
 
 
-@converts("RMSNorm", params="0-2", differences=_BOTH_AXES)
+@converts("RMSNorm", params="0-2", differences=_ALL_AXES)
 def _rms_norm(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     axes = _inner_axes(layer, x)
     squares = x.sqr().mean_reduce(axes=axes)
@@ -147,13 +148,13 @@ def _scale_and_offset(
 
 
 def _inner_axes(layer: NcnnLayer, x: NcnnTensor) -> list[int]:
-    """Returns the normalised axes, in NNEF's numbering: the last one or the last two.
+    """Returns the normalised axes, in NNEF's numbering: the last one or several of the last.
 
     They are the axes whose elements are as many as the layer's weights.
     """
     extents, size = x.extents, layer.integer(0)
-    for count in (1, 2):
-        if prod(extents[-count:]) == size and len(extents) >= count:
+    for count in range(1, 1 + len(extents)):
+        if prod(extents[-count:]) == size:
             return list(range(len(extents) + 1 - count, len(extents) + 1))
     raise layer.damaged_error(f"a norm over {size} numbers, its input has {list(extents)}")
 

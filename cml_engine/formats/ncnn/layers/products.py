@@ -118,12 +118,15 @@ def _addend(
 
 @converts("Einsum", params="0", inputs=(1, ANY), limits="results of another order than i, j, k, l")
 def _einsum(layer: NcnnLayer, *inputs: NcnnTensor) -> NcnnTensor:
-    """Converts Einsum, whose equation is stored as the codes of its letters, from i to l."""
+    """Converts Einsum, whose equation is stored as the codes of its letters.
+
+    The letters of the result are i, j, k, l, in this order; others are summed over.
+    """
     codes = layer.integers(0)
     equation = "".join(map(chr, codes)) if all(32 < code < 127 for code in codes) else ""
     left, arrow, result = equation.partition("->")
     tokens = left.split(",")
-    if not arrow or not set(left) | set(result) <= set("ijkl,") or len(tokens) != len(inputs):
+    if not arrow or not set(left) | set(result) <= set("ijklmnop,") or len(tokens) != len(inputs):
         raise layer.damaged_error(f"the equation '{equation}' of {len(inputs)} inputs")
     if not result or result != "ijkl"[: len(result)]:
         raise layer.unsupported_error(f"the equation '{equation}'")

@@ -130,16 +130,18 @@ def _cubic(t: Array) -> Array:
     return np.where(t <= 1, inner, outer)
 
 
-@converts("GridSample", params="0-3", inputs=(2, 2), limits="reflection")
+@converts(
+    "GridSample", params="0-3", inputs=(2, 2),
+    differences="reflection: at both borders in turn, as in PyTorch (ncnn: once at each)",
+)  # fmt: skip
 def _grid_sample(layer: NcnnLayer, x: NcnnTensor, grid: NcnnTensor) -> NcnnTensor:
     """Converts GridSample, which samples ``x`` at the positions of ``grid``.
 
-    A grid stored as planes is transposed first. Raises an error for reflection at the border,
-    because ncnn's values differ from PyTorch's there.
+    A grid stored as planes is transposed first.
     """
     sampling, padding = layer.integer(0, 1), layer.integer(1, 1)
     method = {1: "linear", 2: "nearest", 3: "cubic"}.get(sampling)
-    border = {1: "constant", 2: "replicate"}.get(padding)
+    border = {1: "constant", 2: "replicate", 3: "reflect"}.get(padding)
     axes = len(x.extents) - 1
     if method is None or border is None or axes not in (2, 3):
         raise layer.unsupported_error(f"sampling {sampling}, padding {padding}, {axes} axes")

@@ -67,9 +67,9 @@ class _Axis:
         return _halves(max(0, self.missing(size)), self.before)
 
 
-@converts("Convolution1D", params="0-6 9 10 15 18 19", inputs=(1, 3))
-@converts("Convolution", params="0-6 8-16 18 19", inputs=(1, 3), limits=_INT8)
-@converts("Convolution3D", params="0-6 9-18 21-24", limits=_ODD_3D)
+@converts("Convolution1D", params="0-7 9 10 15 18 19", inputs=(1, 3))
+@converts("Convolution", params="0-16 18 19", inputs=(1, 3), limits=_INT8)
+@converts("Convolution3D", params="0-7 9-18 21-24", limits=_ODD_3D)
 @converts("ConvolutionDepthWise1D", params="0-7 9 10 15 18 19", inputs=(1, 3))
 @converts("ConvolutionDepthWise", params="0-16 18 19", inputs=(1, 3), limits=_INT8)
 @converts("ConvolutionDepthWise3D", params="0-7 9-18 21-24", limits=_ODD_3D)
@@ -217,7 +217,9 @@ def window_axes(layer: NcnnLayer, *weights: NcnnTensor) -> list[_Axis]:
 
 def _outputs_and_groups(layer: NcnnLayer) -> tuple[int, int]:
     layer.refuse(8, "int8 weights")
-    return layer.integer(0), layer.integer(7, 1) if "DepthWise" in layer.type else 1
+    if "DepthWise" not in layer.type:
+        layer.refuse(7, "groups in a layer that has none", 1)  # pnnx states the 1
+    return layer.integer(0), layer.integer(7, 1)
 
 
 def _checked_shape(layer: NcnnLayer, x: NcnnTensor, kernel: Sequence[int]) -> tuple[int, ...]:
