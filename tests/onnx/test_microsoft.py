@@ -40,6 +40,8 @@ CALLS = {
         "y = BiasGelu(x, v8)",
         "y = QuickGelu(x, alpha=1.5)",
         "y = FusedMatMul(x, m8, alpha=0.5, transB=1)",
+        "y = FusedMatMul(x, e, transA=1, transBatchA=1, transB=1)",
+        "y = FusedMatMul(x, f, transBatchA=1, transBatchB=1)",
         "y, _m, _d, z = SkipLayerNormalization(x, s, v8, u8, t8, epsilon=0.001)",
         "y, _m, _d, z = SkipSimplifiedLayerNormalization(x, s, v8, t8)",
         "y = MultiHeadAttention(x, k, q, num_heads=2)",
@@ -78,6 +80,7 @@ def weights(rng):
     made = {
         "v8": random(8), "u8": random(8), "t8": random(8), "m8": random(8, 8), "b4": random(4),
         "w": random(4, 4, 3, 3), "s": random(2, 5, 8), "k": random(2, 7, 8), "q": random(2, 7, 8),
+        "e": random(5, 7, 2), "f": random(8, 5, 3),
         "a": random(2, 4, 5, 7), "p": np.tile(np.arange(5, dtype=np.int64), (2, 1)),
         "c": np.cos(angles), "n": np.sin(angles),
         "v24": random(24), "mask": np.arange(7) < np.array([[5], [7]]), "lengths": [6, 3],

@@ -129,10 +129,15 @@ _FUSED = {name: attribute(0, kind=int) for name in ("transBatchA", "transBatchB"
 @op("FusedMatMul", "matmul, mul", attrs={**TURNS, **_FUSED}, domain=MICROSOFT)
 @op("TransposeMatMul", "matmul, mul", attrs={**TURNS, **_FUSED}, domain=MICROSOFT)
 def fused_matmul(x: Value, y: Value, *, alpha: float = 1.0, **flags: int) -> Value:
-    if flags["transBatchA"] or flags["transBatchB"]:
-        raise unsupported_error("transBatchA or transBatchB")
+    x = _after_batch(x) if flags["transBatchA"] else x
+    y = _after_batch(y) if flags["transBatchB"] else y
     result = matmul(x, y, flags["transA"], flags["transB"])
     return result if alpha == 1.0 else result * alpha
+
+
+def _after_batch(x: Value) -> Value:
+    """Returns an operand with its first axis moved behind the axes of the batch."""
+    return x.transpose([*range(1, x.rank - 1), 0, x.rank - 1]) if x.rank > 2 else x
 
 
 # -- Einsum --------------------------------------------------------------------------------------
