@@ -448,3 +448,33 @@ def _same(ours, theirs):
     if isinstance(theirs, float):
         return bool(np.float32(ours) == np.float32(theirs))
     return bool(ours == theirs)
+
+
+#: operators that ONNX defines for every element type, and the shape of x
+OF_EVERY_TYPE = {
+    "y = DepthToSpace(x, blocksize=2)": (1, 8, 2, 3),
+    "y = DepthToSpace(x, blocksize=2, mode='CRD')": (1, 8, 2, 3),
+    "y = SpaceToDepth(x, blocksize=2)": (1, 2, 4, 6),
+    "y = Col2Im(x, extents, block)": (1, 4, 4),
+    "y = GridSample(x, grid, mode='nearest')": (1, 2, 3, 4),
+    "y = Resize(x, _, scales)": (1, 2, 3, 4),
+}
+
+
+@pytest.mark.parametrize("dtype", ("uint8", "int32", "bool"))
+@pytest.mark.parametrize("call", OF_EVERY_TYPE)
+def test_integers_and_truth_values_give_the_results_of_floats(rng, call, dtype):
+    shape = OF_EVERY_TYPE[call]
+    weights = {
+        "extents": np.array([3, 3]), "block": np.array([2, 2]),
+        "grid": rng.uniform(-1, 1, (1, 2, 3, 2)).astype(np.float32),
+        "scales": np.array([1, 1, 2, 1.5], np.float32),
+    }  # fmt: skip
+    given = {name: array for name, array in weights.items() if name in call}
+    x = rng.integers(0, 2 if dtype == "bool" else 100, shape)
+    results = [
+        run(model(call, f"x: {kind}{list(shape)}", f"y: {kind}", given, 18), x=x.astype(kind))["y"]
+        for kind in (dtype, "float32")
+    ]
+    assert_array_equal(results[0], results[1].astype(results[0].dtype))
+    assert results[0].dtype.kind == ("b" if dtype == "bool" else "i")

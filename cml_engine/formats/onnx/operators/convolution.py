@@ -261,8 +261,9 @@ def col2im(
     pads: list[int],
     strides: list[int],
 ) -> Value:
-    return x.col2im(output_size=image_shape, size=block_shape, padding=_pairs(pads),
-                    stride=strides, dilation=dilations)  # fmt: skip
+    y = x.scalar().col2im(output_size=image_shape, size=block_shape, padding=_pairs(pads),
+                          stride=strides, dilation=dilations)  # fmt: skip
+    return y.like(x)
 
 
 @op("FusedConv", "conv, and its activation", attrs=CONV, domain=MICROSOFT)

@@ -348,8 +348,10 @@ def _declare_sampling(default: str, since: int = 1, until: int = 0, domain: str 
         mode: str = one_of(default, *METHODS),
         padding_mode: str = one_of(*GRID_BORDERS),
     ) -> Value:
-        return x.grid_sample(grid, method=METHODS[mode], border=GRID_BORDERS[padding_mode],
-                             align_corners=align_corners)  # fmt: skip
+        floats = x.scalar() if mode == "nearest" else x  # ONNX rounds no means of integers
+        y = floats.grid_sample(grid, method=METHODS[mode], border=GRID_BORDERS[padding_mode],
+                               align_corners=align_corners)  # fmt: skip
+        return y.like(x)
 
 
 _declare_sampling("bilinear", until=19)
