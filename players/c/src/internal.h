@@ -149,6 +149,13 @@ static inline int is_same_text(cml_text a, cml_text b) {
     return a.length == b.length && memcmp(a.data, b.data, a.length) == 0;
 }
 
+/* Orders texts, or records that begin with one, for qsort and bsearch. */
+static inline int compare_texts(const void *a, const void *b) {
+    const cml_text *x = a, *y = b;
+    if (x->length != y->length) return x->length < y->length ? -1 : 1;
+    return memcmp(x->data, y->data, x->length);
+}
+
 #define ALL_ZERO(array) is_zero((array), sizeof(array)) /* for reserved bytes */
 
 /* The text of a row that has been checked. */

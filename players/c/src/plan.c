@@ -39,12 +39,6 @@ static int shape_of(const file *f, text_row name, uint32_t type, uint32_t layout
     return 1;
 }
 
-static int compare_texts(const void *a, const void *b) {
-    const cml_text *x = a, *y = b;
-    if (x->length != y->length) return x->length < y->length ? -1 : 1;
-    return memcmp(x->data, y->data, x->length);
-}
-
 /* Checks that no two inputs, or outputs, have the same name. */
 static cml_status check_names(file *f, const plan *p, const tensor_list *all) {
     cml_text *names = cml__heap_alloc(f->memory, all->count, sizeof *names);

@@ -12,10 +12,10 @@ typedef struct wgsl_bracket { /* an open bracket */
 } wgsl_bracket;
 
 typedef struct wgsl_name { /* a function, struct, alias or constant */
-    cml_text text;
-    int is_known;    /* its declaration has ended */
-    uint64_t size;   /* of its declaration; until is_known, of the code before it */
-    uint32_t within; /* depth of brackets at its declaration */
+    cml_text text;         /* the first member: names are sorted by it */
+    int is_known;          /* its declaration has ended */
+    uint64_t size;         /* of its declaration; until is_known, of the code before it */
+    uint32_t within;       /* depth of brackets at its declaration */
 } wgsl_name;
 
 typedef struct wgsl_scan {
@@ -72,23 +72,24 @@ static cml_text next_token(const wgsl_scan *s, size_t *at) {
 
 /* Returns the declared name, or NULL. */
 static wgsl_name *name_of(wgsl_scan *s, cml_text token) {
-    for (uint32_t i = 0; i < s->name_count; i++)
-        if (is_same_text(s->names[i].text, token)) return s->names + i;
-    return NULL;
+    return bsearch(&token, s->names, s->name_count, sizeof *s->names, compare_texts);
 }
 
-/* Collects the declared names. Like the functions below it returns the problem, or NULL. */
+/* Collects the declared names, sorted. Like the functions below it returns the problem, or NULL. */
 static const char *find_names(wgsl_scan *s) {
+    static const char problem[] = "declares too many names, or one of them twice";
     cml_text before = {"", 0}, token;
     size_t at = 0;
     while ((token = next_token(s, &at)).length > 0) {
         if (is_declaring(before)) {
-            if (s->name_count == COOKED_MOST_NAMES || name_of(s, token) != NULL)
-                return "declares too many names, or one of them twice";
+            if (s->name_count == COOKED_MOST_NAMES) return problem;
             s->names[s->name_count++].text = token;
         }
         before = token;
     }
+    qsort(s->names, s->name_count, sizeof *s->names, compare_texts);
+    for (uint32_t i = 1; i < s->name_count; i++)
+        if (is_same_text(s->names[i - 1].text, s->names[i].text)) return problem;
     return NULL;
 }
 
