@@ -128,7 +128,7 @@ def counting(tmp_path_factory):
     return file
 
 
-CASES = "runs chain slots abandoned dropped harmed many nonsense unloads taken".split()
+CASES = "runs chain slots abandoned dropped harmed many nonsense unloads taken numbers".split()
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -582,14 +582,19 @@ static void release_object(void *user, object *o) {
     unlock(v);
 }
 
+/* Takes in that the frames up to this number have run, as far as they have begun. */
+static void complete_frames(vulkan *v, uint64_t number) {
+    if (number > v->frame) number = v->frame;
+    if (number > v->completed) v->completed = number;
+}
+
 static void poll(void *user) {
     vulkan *v = user;
     uint64_t value = 0;
     lock(v);
     if (v->host.timeline != VK_NULL_HANDLE &&
-        v->host.get_counter_value(v->host.device, v->host.timeline, &value) == VK_SUCCESS &&
-        value > v->completed)
-        v->completed = value;
+        v->host.get_counter_value(v->host.device, v->host.timeline, &value) == VK_SUCCESS)
+        complete_frames(v, value);
     poll_uploads(v);
     take_built(v);
     for (object **at = &v->garbage; *at != NULL;) {
@@ -718,8 +723,8 @@ static cml_buffer *adopt_buffer(void *user, void *handle, const cml_shape *shape
 }
 
 static void release_buffer(void *user, cml_buffer *buffer) {
+    buffer->scope = NULL; /* another thread may free the buffer once it is released */
     release_object(user, &buffer->base);
-    buffer->scope = NULL;
 }
 
 static void *get_handle(void *user, cml_buffer *buffer) {
@@ -1051,6 +1056,12 @@ cml_status cml_vulkan_fill(const cml_vulkan *host, cml_backend *backend, cml_err
                         "cml_vulkan are required");
     if (host->timeline != VK_NULL_HANDLE && host->get_counter_value == NULL)
         return cml_fail(error, CML_ERROR_INPUT, "a timeline needs get_counter_value of cml_vulkan");
+    if ((host->lock == NULL) != (host->unlock == NULL) ||
+        (host->memory.allocate == NULL) != (host->memory.release == NULL) ||
+        (host->allocator.allocate == NULL) != (host->allocator.release == NULL))
+        return cml_fail(error, CML_ERROR_INPUT,
+                        "lock and unlock of cml_vulkan, and both functions of memory and of "
+                        "allocator, are given together or not at all");
     vulkan described = {.host = *host};
     vulkan *v = take(&described, sizeof *v);
     if (v == NULL) return cml_fail(error, CML_ERROR_MEMORY, "no memory for a backend");
@@ -1092,6 +1103,7 @@ cml_status cml_vulkan_copy_to_image(const cml_backend *backend, VkCommandBuffer 
 void cml_vulkan_begin(const cml_backend *backend, uint64_t number) {
     vulkan *v = backend->user;
     lock(v);
+    if (number == 0) number = 1; /* 0: no frame has begun */
     if (number > v->frame) v->frame = number;
     unlock(v);
 }
@@ -1099,6 +1111,6 @@ void cml_vulkan_begin(const cml_backend *backend, uint64_t number) {
 void cml_vulkan_completed(const cml_backend *backend, uint64_t number) {
     vulkan *v = backend->user;
     lock(v);
-    if (number > v->completed) v->completed = number;
+    complete_frames(v, number);
     unlock(v);
 }

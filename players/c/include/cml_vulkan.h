@@ -83,8 +83,8 @@ typedef struct cml_vulkan_source { /* for cml_input.buffer; must outlive the job
 } cml_vulkan_source;
 
 /* Fills in a backend, to be passed to cml_create. Wait for the device before cml_destroy.
- * Errors: INPUT: something is missing, Vulkan is older than 1.1, or the queue cannot compute;
- * MEMORY. */
+ * Errors: INPUT: something, or one function of a pair, is missing, Vulkan is older than 1.1, or the
+ * queue cannot compute; MEMORY. */
 CML_API cml_status cml_vulkan_fill(const cml_vulkan *vulkan, cml_backend *backend,
                                    cml_error *error);
 
@@ -96,10 +96,13 @@ CML_API cml_status cml_vulkan_copy_to_image(const cml_backend *backend, VkComman
                                             const cml_tensor *from, const cml_vulkan_image *to,
                                             cml_error *error);
 
-/* States the number of the frame that is encoded next; numbers of frames never shrink. */
+/* States the number of the frame that is encoded next, before cml_encode. Numbers begin at 1
+ * and never shrink. */
 CML_API void cml_vulkan_begin(const cml_backend *backend, uint64_t number);
 
-/* States that all frames up to this number have run, or never will. */
+/* States that all frames up to this number have run, or never will. A larger number than
+ * that of the last frame that has begun counts as that one, and so does the negative one that a
+ * host computes for its first frames: state none then. */
 CML_API void cml_vulkan_completed(const cml_backend *backend, uint64_t number);
 
 #ifdef __cplusplus
