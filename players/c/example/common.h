@@ -4,6 +4,7 @@
 
 #include "cml_backend.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,17 +45,16 @@ static inline void copy_text(char *to, size_t room, cml_text text) {
 /* Reads a whole file. Returns NULL, and names the file on stderr, if it cannot be read. */
 static inline void *read_whole(const char *path, size_t *size) {
     FILE *in = fopen(path, "rb");
-    if (in == NULL) {
-        fprintf(stderr, "cannot read '%s'\n", path);
-        return NULL;
-    }
-    fseek(in, 0, SEEK_END);
-    long end = ftell(in);
-    rewind(in);
-    char *data = (char *)malloc(end > 0 ? (size_t)end : 1);
-    *size = data == NULL || end < 0 ? 0 : fread(data, 1, (size_t)end, in);
-    fclose(in);
-    return data;
+    long end = in != NULL && fseek(in, 0, SEEK_END) == 0 ? ftell(in) : -1;
+    int is_file = end >= 0 && end < LONG_MAX; /* which is the length of a folder */
+    char *data = is_file ? (char *)malloc((size_t)end + 1) : NULL;
+    if (data != NULL) rewind(in);
+    *size = data != NULL ? fread(data, 1, (size_t)end, in) : 0;
+    if (in != NULL) fclose(in);
+    if (data != NULL && *size == (size_t)end) return data;
+    fprintf(stderr, "cannot read '%s'\n", path);
+    free(data);
+    return NULL;
 }
 
 /* Writes a whole file; returns 0 if that fails. */
