@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+import cml_engine as cml
 from cml_engine.cooked import cook
 from cml_engine.gpu.shaders import compilers
 from tests.fixtures.cooked import chain, counter, small_model
@@ -91,6 +92,20 @@ def test_null_backend_notices_every_broken_rule(program):
     run = subprocess.run([program], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     assert int(run.stdout.split()[0]) > 30
+
+
+@needs_compiler
+def test_misuse_gives_an_error_that_names_it(tmp_path):
+    """Wrong options, inputs, hosts and orders of calls are refused, and no memory is lost."""
+    text = (
+        "version 1.0;\ngraph turned(x) -> (y)\n{\nx = external<scalar>(shape = [1, 4]);\n"
+        "turned = reshape(x, shape = [2, 2]);\ny = relu(turned);\n}\n"
+    )
+    model = cml.load(cml.nnef.MemoryModel(text, {}))
+    file = tmp_path / "turned.cml"
+    file.write_bytes(cook(model, ["portable"], player=True, golden=False))
+    run = run_play(build("misuse.c", "-O1", *SANITIZED), file)
+    assert (run.returncode, run.stdout) == (0, "refused\n"), run.stderr
 
 
 @needs_compiler

@@ -58,6 +58,10 @@ int main(int argc, char **argv) {
     {
         cml::Scheduler scheduler(options);
         WANT(status_of([&] { scheduler.load(bytes, size - 1); }) == CML_ERROR_CORRUPT);
+        cml::Net nothing;
+        WANT(status_of([&] { nothing.build(1.0); }) == CML_ERROR_INPUT);
+        WANT(status_of([&] { scheduler.submit(nothing, {}); }) == CML_ERROR_INPUT);
+        WANT(nothing.inputs().empty());
         cml::Net net = scheduler.load(bytes, size, CML_TRUSTED);
         while (!net.build(10.0)) {}
         WANT(net.inputs().size() == 1 && cml::view(net.inputs()[0].name) == "x");

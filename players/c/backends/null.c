@@ -440,15 +440,20 @@ static void check_range(const null_device *n, const cml_bindings *b, uint32_t i)
     RULE(i != 0 || r->bytes == 16, "binding 0 has not 16 bytes");
     RULE(i != 1 || r->bytes == b->pipeline->params_bytes, "binding 1 is not of the kernel's size");
     RULE(r->bytes <= info->binding_bytes, "a binding is larger than binding_bytes");
-    for (uint32_t k = 2; k < i && i >= b->count - b->writes; k++)
-        RULE(!overlap(r, &b->ranges[k]), "a range that a kernel writes is bound twice");
+}
+
+/* Returns 1 if a range that the kernel writes overlaps another one. */
+static int is_bound_twice(const cml_bindings *b) {
+    for (uint32_t i = b->count - b->writes; i < b->count; i++)
+        for (uint32_t k = 2; k < i; k++)
+            if (overlap(&b->ranges[i], &b->ranges[k])) return 1;
+    return 0;
 }
 
 static cml_bindings *create_bindings(void *user, cml_scope *scope, cml_pipeline *pipeline,
                                      const cml_range *ranges, uint32_t count, uint32_t writes,
                                      int is_tried) {
     null_device *n = user;
-    (void)is_tried;
     RULE(is_alive(n, scope, A_SCOPE), "bindings are created without a scope");
     REQUIRE(is_alive(n, pipeline, A_PIPELINE) && count == pipeline->tensors + 2 && writes > 0 &&
                 writes <= pipeline->tensors,
@@ -463,6 +468,9 @@ static cml_bindings *create_bindings(void *user, cml_scope *scope, cml_pipeline 
     b->writes = writes;
     memcpy(b->ranges, ranges, count * sizeof *ranges);
     for (uint32_t i = 0; i < count; i++) check_range(n, b, i);
+    if (!is_bound_twice(b)) return b;
+    RULE(is_tried, "a range that a kernel writes is bound twice");
+    refuse(scope, CML_ERROR_DEVICE, "a range that a kernel writes is bound twice");
     return b;
 }
 

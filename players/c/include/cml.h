@@ -5,8 +5,9 @@
  *
  * Functions that can fail return a cml_status, and describe the problem in a cml_error, which may
  * be NULL. Where nothing else is said, the calls of one scheduler belong to one thread, and
- * pointers other than `error`, `options` of cml_submit and `limits` must not be NULL. The player
- * does not read a file's section `meta`, a description for tools. */
+ * pointers other than `error`, `options` of cml_submit and `limits` must not be NULL; a cml_net
+ * that is NULL counts as unloaded. The player does not read a file's section `meta`, a description
+ * for tools. */
 #ifndef CML_H
 #define CML_H
 
@@ -72,7 +73,9 @@ typedef struct cml_shape { /* an input or output of a network */
     uint64_t elements, bytes; /* bytes on the device, in that layout */
 } cml_shape;
 
-typedef struct cml_allocator { /* the source of host memory; all NULL: the C library */
+/* The source of host memory, for all threads that call the player; both functions NULL: the C
+ * library. With one function alone each allocation fails. */
+typedef struct cml_allocator {
     void *(*allocate)(void *user, size_t bytes); /* aligned like malloc; NULL: none is left */
     void (*release)(void *user, void *block, size_t bytes);
     void *user;
@@ -95,7 +98,7 @@ CML_API cml_status cml_check(const void *bytes, size_t size, const cml_limits *l
 
 typedef struct cml_scheduler cml_scheduler;
 typedef struct cml_net cml_net;
-typedef uint64_t cml_job; /* a handle, never given twice; 0 is no job */
+typedef uint64_t cml_job; /* a handle, which a scheduler never gives twice; 0 is no job */
 
 typedef enum cml_policy {
     CML_POLICY_LEAST_LAXITY,
@@ -173,9 +176,10 @@ typedef struct cml_options { /* 0 and NULL choose the default */
 } cml_options;
 
 /* Creates a scheduler, which destroys the backend in the end, also if this fails.
- * Errors: INPUT: options.backend is NULL, or a number is out of its range; MEMORY. *scheduler is
- * NULL then. INPUT too: an earlier call took the backend, to which nothing happens then: fill in
- * another table for each scheduler. */
+ * Errors: INPUT: options.backend is NULL or lacks functions, the allocator has one function of two,
+ * or a number is out of its range; MEMORY; DEVICE. *scheduler is NULL then. INPUT too: an earlier
+ * call took the backend, to which nothing happens then: fill in another table for each scheduler.
+ */
 CML_API cml_status cml_create(const cml_options *options, cml_scheduler **scheduler,
                               cml_error *error);
 
@@ -198,12 +202,14 @@ CML_API cml_status cml_load_cooked(cml_scheduler *scheduler, const void *bytes, 
 CML_API cml_status cml_build(cml_net *net, double ms, cml_error *error);
 
 /* Gives the network's variables the values that they have in the file, of which `bytes` must still
- * be there. Errors: INPUT: it is unloaded; MEMORY. */
+ * be there. A job that is running still writes its own: call it between jobs, and outside of
+ * frames. Errors: INPUT: it is unloaded; MEMORY. */
 CML_API cml_status cml_reset(cml_net *net, cml_error *error);
 
 /* Cancels and releases the network's jobs, fails the jobs that wait for their outputs, and frees
  * the network: at once, or when the open frame ends. Tensors and texts of it are gone. The handle
- * stays known until cml_destroy: its later use is CML_ERROR_INPUT. NULL is ignored. */
+ * stays known until cml_destroy: its later use is CML_ERROR_INPUT. NULL is ignored, and so is a
+ * network of another scheduler, which the log says. */
 CML_API void cml_unload(cml_scheduler *scheduler, cml_net *net);
 
 /* The shape of an input or output. Errors: INPUT: there is none of that index; it is unloaded. */
@@ -226,7 +232,9 @@ typedef struct cml_tensor { /* a range of a buffer, to bind or to copy from */
     cml_shape shape;
 } cml_tensor;
 
-typedef struct cml_input { /* one of: data of the host, a range of a buffer, another job's output */
+/* One of: data of the host, a range of a buffer, another job's output of the same shape, type and
+ * layout. */
+typedef struct cml_input {
     const char *name;
     const void *data; /* plain, 4 bytes an element; copied by cml_submit */
     size_t bytes;
@@ -246,9 +254,10 @@ typedef struct cml_job_options {
 
 /* Submits a run of the network on these inputs, all of its own, each once. cml_encode runs it in
  * parts, as budgets allow. `options` may be NULL.
- * Errors: INPUT: an input is unknown, missing, given twice or of a wrong size, a job without that
- * output, a priority or deadline that is no number, `net` is unloaded; FULL; MEMORY; DEVICE: it is
- * lost. *job is 0 then. */
+ * Errors: INPUT: an input is unknown, missing, given twice, of several sources or of a wrong size,
+ * a job without that output, more than 16 outputs of jobs, a priority or deadline that is no
+ * number, a slot of 48 bytes or more, `net` is unloaded or of another scheduler; FULL; MEMORY;
+ * DEVICE: it is lost. *job is 0 then. */
 CML_API cml_status cml_submit(cml_scheduler *scheduler, cml_net *net, const cml_input *inputs,
                               size_t count, const cml_job_options *options, cml_job *job,
                               cml_error *error);

@@ -132,9 +132,9 @@ struct cml_backend {
     /* [any] */
     void (*release_pipeline)(void *user, cml_pipeline *pipeline);
     /* Binds the ranges 0, 1, 2 … of a kernel, of which it writes the last `writes`; their offsets
-     * are multiples of the device's alignments. With `is_tried`, for a file that is not trusted, it
-     * also reports what a dispatch with them would be refused for. The pipeline may still be being
-     * compiled. [any] */
+     * are multiples of the device's alignments, and those that it writes overlap no other. With
+     * `is_tried`, for a file that is not trusted, it also reports what a dispatch with them would
+     * be refused for. The pipeline may still be being compiled. [any] */
     cml_bindings *(*create_bindings)(void *user, cml_scope *scope, cml_pipeline *pipeline,
                                      const cml_range *ranges, uint32_t count, uint32_t writes,
                                      int is_tried);

@@ -33,6 +33,11 @@ typedef struct heap { /* allocations that are freed together */
     cml_counts counts;
 } heap;
 
+/* Returns 1 if an allocator has both functions, or neither. */
+static inline int is_whole(const cml_allocator *a) {
+    return (a->allocate == NULL) == (a->release == NULL);
+}
+
 void *cml__heap_alloc(heap *from, uint64_t count, size_t size);
 void cml__heap_free(heap *from, const void *memory);
 void cml__heap_free_all(heap from);
@@ -51,8 +56,9 @@ cml_status cml__fail(cml_error *error, cml_status status, const char *format, ..
         if (tried != CML_OK) return tried;                                                         \
     } while (0)
 
-/* Compares exactly, without the warning that == gives for floating-point numbers. */
-static inline int is_equal(double a, double b) { return !(a < b) && !(b < a); }
+/* Compares exactly, without the warning that == gives for floating-point numbers; NaN equals
+ * nothing. */
+static inline int is_equal(double a, double b) { return a <= b && a >= b; }
 static inline uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static inline uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
@@ -475,6 +481,11 @@ struct cml_net { /* a handle: stays until cml_destroy, so that its use after cml
     cml_net *next;    /* of those that are unloaded */
     heap memory;
 };
+
+#define NO_NETWORK "the network is unloaded, or was never loaded: call cml_load_cooked()"
+
+/* Returns the network of a handle, which may be NULL; NULL if it is unloaded. */
+static inline network *network_of(const cml_net *net) { return net != NULL ? net->network : NULL; }
 
 cml_status cml__load(cml_scheduler *s, const file *opened, cml_net **net, cml_error *error);
 cml_status cml__build_net(network *n, double ms, uint64_t bytes, uint32_t groups);

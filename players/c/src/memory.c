@@ -16,6 +16,7 @@ const char *cml_status_name(cml_status status) {
 }
 
 void *cml_allocate(const cml_allocator *from, size_t bytes) {
+    if (!is_whole(from)) return NULL;
     void *taken = from->allocate != NULL ? from->allocate(from->user, bytes) : malloc(bytes);
     if (taken != NULL) memset(taken, 0, bytes);
     return taken;

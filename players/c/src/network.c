@@ -381,7 +381,7 @@ static int upload(network *n, uint64_t bytes, double end) {
 /* Builds for about `ms`, but at least one step of the work, with at most `bytes` of constants and
  * `groups` bind groups. */
 cml_status cml__build_net(network *n, double ms, uint64_t bytes, uint32_t groups) {
-    double end = now_of(n->scheduler) + ms;
+    double end = now_of(n->scheduler) + fmax(ms, 0.0); /* no number: 0 */
     TRY(refusal_of(n, n));
     if (n->is_ready) return CML_OK;
     for (; n->compiled < n->step_count; n->compiled++) { /* on other threads, beside the uploads */
@@ -400,8 +400,8 @@ cml_status cml__build_net(network *n, double ms, uint64_t bytes, uint32_t groups
 }
 
 cml_status cml_reset(cml_net *net, cml_error *error) {
-    network *n = net->network;
-    if (n == NULL) return cml__fail(error, CML_ERROR_INPUT, "the network is unloaded");
+    network *n = network_of(net);
+    if (n == NULL) return cml__fail(error, CML_ERROR_INPUT, NO_NETWORK);
     const update_row *updates = n->p.updates;
     for (uint32_t i = 0; i < n->p.row->constants.count; i++) {
         const constant_row *r = &n->p.constants[i];
@@ -425,8 +425,8 @@ cml_status cml_reset(cml_net *net, cml_error *error) {
 }
 
 cml_status cml_build(cml_net *net, double ms, cml_error *error) {
-    network *n = net->network;
-    if (n == NULL) return cml__fail(error, CML_ERROR_INPUT, "the network is unloaded");
+    network *n = network_of(net);
+    if (n == NULL) return cml__fail(error, CML_ERROR_INPUT, NO_NETWORK);
     n->f.error = error;
     cml_status status = cml__build_net(n, ms, UINT64_MAX, UINT32_MAX);
     n->f.error = NULL;
@@ -437,8 +437,9 @@ cml_status cml_build(cml_net *net, double ms, cml_error *error) {
 /* ------------------------------------------------------------------ questions */
 
 static cml_status get_shape(const cml_net *net, int is_output, uint32_t index, cml_shape *shape) {
-    if (net->network == NULL) return CML_ERROR_INPUT;
-    const plan *p = &net->network->p;
+    const network *n = network_of(net);
+    if (n == NULL) return CML_ERROR_INPUT;
+    const plan *p = &n->p;
     const tensor_list *all = is_output ? &p->outputs : &p->inputs;
     if (index >= all->count) return CML_ERROR_INPUT;
     *shape = all->items[index].shape;
@@ -454,7 +455,7 @@ cml_status cml_get_output_shape(const cml_net *net, uint32_t index, cml_shape *s
 }
 
 cml_status cml_get_net_info(const cml_net *net, cml_net_info *info) {
-    const network *n = net->network;
+    const network *n = network_of(net);
     if (n == NULL) return CML_ERROR_INPUT;
     const plan_head *p = n->p.row;
     *info = (cml_net_info){.profile = n->p.profile,

@@ -341,11 +341,26 @@ static void destroy_objects(cml_scheduler *s) {
     cml__heap_free_all(s->memory);
 }
 
-/* Returns the name of a number that is out of its range, or NULL. */
-static const char *wrong_number(const cml_options *options) {
-    if (!(options->frame_ms >= 0) || isinf(options->frame_ms)) return "frame_ms";
-    if (!(options->budget_ms >= 0) || isinf(options->budget_ms)) return "budget_ms";
-    return options->over_share >= 0 && options->over_share < 1 ? NULL : "over_share";
+/* Returns what is wrong with the options, or NULL. */
+static const char *find_problem(const cml_options *options) {
+    const cml_backend *b = options->backend;
+    if (!b->get_info || !b->poll || !b->create_scope || !b->poll_scope || !b->release_scope ||
+        !b->create_buffer || !b->adopt_buffer || !b->release_buffer || !b->get_handle ||
+        !b->write_buffer || !b->create_pipeline || !b->release_pipeline || !b->create_bindings ||
+        !b->release_bindings || !b->begin_pass || !b->end_pass || !b->dispatch || !b->copy_buffer ||
+        !b->map_buffer || !b->poll_mapped || !b->unmap_buffer || !b->destroy)
+        return "backend lacks functions: wanted a table that is filled in, as by cml_webgpu_fill()";
+    if (!is_whole(&options->allocator))
+        return "allocator has one function: wanted both, or none for the C library";
+    if (!(options->frame_ms >= 0) || isinf(options->frame_ms))
+        return "frame_ms: wanted a positive number, or 0 for the default";
+    if (!(options->budget_ms >= 0) || isinf(options->budget_ms))
+        return "budget_ms: wanted a positive number, or 0 for the default";
+    if (!(options->over_share >= 0 && options->over_share < 1))
+        return "over_share: wanted a positive number below 1, or 0 for the default";
+    if ((unsigned)options->policy > CML_POLICY_BY_PRIORITY)
+        return "policy: wanted one of cml_policy";
+    return NULL;
 }
 
 cml_status cml_create(const cml_options *options, cml_scheduler **created, cml_error *error) {
@@ -358,13 +373,10 @@ cml_status cml_create(const cml_options *options, cml_scheduler **created, cml_e
                          "options.backend was given to an earlier cml_create, whose scheduler "
                          "destroys it: fill in a table for each scheduler");
     options->backend->is_taken = 1;
-    const char *wrong = wrong_number(options);
-    if (wrong != NULL) {
-        options->backend->destroy(options->backend->user);
-        return cml__fail(error, CML_ERROR_INPUT,
-                         "options.%s: wanted a positive number (over_share: below 1), or 0 for the "
-                         "default",
-                         wrong);
+    const char *problem = find_problem(options);
+    if (problem != NULL) {
+        if (options->backend->destroy != NULL) options->backend->destroy(options->backend->user);
+        return cml__fail(error, CML_ERROR_INPUT, "options.%s", problem);
     }
     cml_scheduler *s = cml__heap_alloc(&memory, 1, sizeof *s);
     if (s == NULL) {
@@ -391,6 +403,7 @@ cml_status cml_create(const cml_options *options, cml_scheduler **created, cml_e
     s->start = cml__start_job;
     s->finish = cml__finish_job;
     BACKEND(s, get_info, 0, &s->info);
+    if (s->backend.resolve_queries == NULL) s->info.tick_ms = 0.0;
     s->wall_clock = !(s->info.tick_ms > 0);
     s->granule = options->granule;
     if (s->granule == 0) s->granule = s->info.is_software ? cml__processors() : 1;

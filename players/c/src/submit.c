@@ -90,8 +90,13 @@ void cml__remove_unloaded_nets(cml_scheduler *s) {
 }
 
 void cml_unload(cml_scheduler *s, cml_net *net) {
-    network *n = net != NULL ? net->network : NULL;
+    network *n = network_of(net);
     if (n == NULL || n->is_unloaded) return;
+    if (s != (n->owner != NULL ? n->owner : n->scheduler)) {
+        cml__log(s, CML_LOG_ERROR,
+                 "cml_unload: the network is another scheduler's: unload it there");
+        return;
+    }
     if (n->owner == NULL || !s->open || s->lost) {
         cml__remove_net(s, n);
         return;
@@ -104,7 +109,8 @@ void cml_unload(cml_scheduler *s, cml_net *net) {
 
 /* Builds a network whose jobs wait, as long as `ms` allow. */
 void cml__prepare_net(cml_scheduler *s, network *net, double ms) {
-    uint64_t bytes = max_u64((uint64_t)(ms * (double)UPLOAD_PER_MS), LEAST_UPLOAD);
+    double most = fmin(ms * (double)UPLOAD_PER_MS, (double)COOKED_MOST_BYTES);
+    uint64_t bytes = max_u64((uint64_t)most, LEAST_UPLOAD);
     cml_error error;
     net->f.error = &error;
     cml_status status = cml__build_net(net, ms, bytes, BOUND_PER_FRAME);
@@ -194,6 +200,12 @@ job *cml__find_job(const cml_scheduler *s, cml_job handle) {
     return NULL;
 }
 
+/* Returns 1 if both are alike but for their names. */
+static int is_same_shape(const cml_shape *a, const cml_shape *b) {
+    return a->type == b->type && a->layout == b->layout && a->rank == b->rank &&
+           memcmp(a->extents, b->extents, sizeof a->extents) == 0;
+}
+
 static const tensor *find_tensor(const tensor_list *all, const char *name) {
     for (uint32_t i = 0; i < all->count && name != NULL; i++)
         if (is_same_text(all->items[i].shape.name, text_from(name))) return &all->items[i];
@@ -228,14 +240,16 @@ static cml_status accept_output(cml_scheduler *s, job *to, job_source *from, con
                                 const tensor *at, cml_error *error) {
     job *producer = cml__find_job(s, in->job);
     if (producer == NULL || producer->released || has_failed(producer))
-        return WRONG("input '%s' has no data, or its job has no outputs", in->name);
+        return WRONG("input '%s': the job is gone, cancelled or failed, and has no outputs",
+                     in->name);
     const tensor *output = find_tensor(&producer->net->p.outputs, in->output);
     if (output == NULL)
         return WRONG("input '%s': the job has no output '%s', see cml_get_output_shape", in->name,
                      in->output ? in->output : "");
-    if (output->shape.bytes != at->shape.bytes || output->shape.type != at->shape.type ||
-        output->shape.layout != at->shape.layout)
-        return WRONG("input '%s': the job's output is of another shape or type", in->name);
+    if (!is_same_shape(&output->shape, &at->shape))
+        return WRONG("input '%s': the job's output '%s' is of another shape, type or layout, see "
+                     "cml_get_output_shape",
+                     in->name, in->output);
     if (to->producer_count == MAX_PRODUCERS)
         return WRONG("a job takes at most %d outputs of other jobs", MAX_PRODUCERS);
     to->producers[to->producer_count++] = producer;
@@ -249,7 +263,11 @@ static cml_status accept_input(cml_scheduler *s, job *to, const cml_input *in, c
     const tensor *at = find_tensor(inputs, in->name);
     if (at == NULL) return WRONG("the network has no input '%s'", in->name ? in->name : "");
     job_source *from = &to->sources[at - inputs->items];
+    int given = (in->data != NULL) + (in->buffer != NULL) + (in->job != 0);
     if (from->is_set) return WRONG("input '%s' is given twice", in->name);
+    if (given > 1 || (given == 0 && at->shape.bytes > 0))
+        return WRONG("input '%s' has %d sources: wanted one of data, buffer and job", in->name,
+                     given);
     from->is_set = 1;
     if (in->data != NULL || at->shape.bytes == 0) return accept_data(to, in, at, error);
     if (in->buffer != NULL) return accept_buffer(s, from, in, at, error);
@@ -260,7 +278,9 @@ static cml_status check_submit(const cml_scheduler *s, const network *n, size_t 
                                const cml_job_options *options, cml_error *error) {
     double priority = options->priority, deadline = options->deadline_ms;
     if (s->lost) return cml__fail(error, CML_ERROR_DEVICE, "the device was lost");
-    if (n == NULL || n->is_unloaded) return WRONG("the network is unloaded");
+    if (n == NULL || n->is_unloaded) return WRONG(NO_NETWORK);
+    if (n->scheduler->backend.user != s->backend.user)
+        return WRONG("the network was loaded by another scheduler: load it with this one");
     if (n->owner != s && cml__is_at_work(n))
         return WRONG("the network is at work for another scheduler: end its jobs and frames first");
     if (!(deadline >= 0) || isinf(deadline + priority) ||
@@ -269,7 +289,7 @@ static cml_status check_submit(const cml_scheduler *s, const network *n, size_t 
     if (options->slot != NULL && strlen(options->slot) >= SLOT_NAME)
         return WRONG("the slot's name has %d bytes or more", SLOT_NAME);
     if (count != n->p.inputs.count)
-        return WRONG("the network has %u inputs, got %u", n->p.inputs.count, (unsigned)count);
+        return WRONG("the network has %u inputs, got %llu", n->p.inputs.count, ULL(count));
     return CML_OK;
 }
 
@@ -285,7 +305,7 @@ static int make_room(cml_scheduler *s, job *pooled, const network *n) {
 cml_status cml_submit(cml_scheduler *s, cml_net *net, const cml_input *inputs, size_t count,
                       const cml_job_options *options, cml_job *handle, cml_error *error) {
     static const cml_job_options standard = {0.0, 0.0, NULL};
-    network *n = net->network;
+    network *n = network_of(net);
     if (options == NULL) options = &standard;
     *handle = 0;
     TRY(check_submit(s, n, count, options, error));
@@ -340,7 +360,7 @@ void cml_cancel(cml_scheduler *s, cml_job handle) {
 
 void cml_pause(cml_scheduler *s, cml_job handle, int paused) {
     job *j = cml__find_job(s, handle);
-    if (j != NULL) j->paused = paused != 0;
+    if (j != NULL && !is_over(j)) j->paused = paused != 0;
 }
 
 void cml_release(cml_scheduler *s, cml_job handle) {
@@ -381,17 +401,18 @@ cml_status cml_get_tensor(cml_scheduler *s, cml_job handle, const char *output,
 cml_status cml__find_read(const cml_scheduler *s, job *j, const char *output, const tensor **found,
                           const uint8_t **data, cml_error *error) {
     int waits = is_coming(j, output);
-    const tensor *from = *found = find_output(j, output);
-    if (!waits && from == NULL)
+    const tensor *from = waits ? find_tensor(&j->net->p.outputs, output) : find_output(j, output);
+    *found = from;
+    if (from == NULL)
         return WRONG("no output '%s': %s", output ? output : "",
                      j != NULL && j->error[0] ? j->error : "see cml_get_output_shape");
     j->read_requested = 1; /* a frame copies the outputs */
     if (waits) return CML_PENDING;
     const readback *r = j->result, *slot = &s->ring[r->frame % RING];
-    if (r->state != READBACK_REQUESTED) return CML_PENDING;
-    if (slot->state != READBACK_FREE && slot->frame == r->frame) return CML_PENDING;
-    cml_status status = cml__poll_readback(s, r, data);
-    if (status > CML_PENDING)
+    int has_run = slot->state == READBACK_FREE || slot->frame != r->frame;
+    cml_status status = CML_PENDING;
+    if (r->state == READBACK_REQUESTED && has_run) status = cml__poll_readback(s, r, data);
+    if (status > CML_PENDING || (status == CML_PENDING && s->lost)) /* no frame will copy it */
         return cml__fail(error, CML_ERROR_DEVICE, "the readback failed: the device is lost");
     if (status == CML_OK) *data += from->packed_at;
     return status;
