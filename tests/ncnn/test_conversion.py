@@ -110,6 +110,12 @@ def test_the_shape_of_the_input(tmp_path):
     assert cml.load(path, shapes=(1, 3, 4, 4)).facts["out"].shape == (1, 3, 4, 4)
     with pytest.raises(InputError, match="has 3 numbers: wanted 4 numbers, like 1,3,8,8"):
         cml.load(path, shapes=(3, 8, 8))
+    lines = ["Input i 0 1 data", "Convolution c 1 1 data y 0=1 1=1 6=3", "Noop n 1 1 y out"]
+    path = write(tmp_path, lines, FLOAT32 + counted(3))
+    for shape in ((1, 4, 8, 8), (3, 8, 8)):
+        given = ",".join(map(str, shape))
+        with pytest.raises(ModelError, match=f"correct the shape .* batch first: data={given}\n"):
+            cml.load(path, shapes=shape)
 
 
 def test_inputs_by_their_names(tmp_path):

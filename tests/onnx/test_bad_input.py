@@ -225,6 +225,8 @@ def imported(network, *domains):
 
 def test_an_operator_needs_one_supported_opset():
     """Operators mean different things in different opsets, so none is assumed."""
+    refused(imported(one("Relu")), "it names no opset")
+    refused(imported(one("pnnx.Input")), "is no ONNX model: give the .ncnn.param that pnnx wrote")
     missing = "imports no opset of ONNX's own operators, so that Softmax 'y'"
     refused(imported(one("Softmax"), ("com.microsoft", 1)), missing)
     old = imported(function("F", "c = Softmax(a)"), ("my", 1), ("", 5))

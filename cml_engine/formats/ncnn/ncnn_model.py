@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path, PurePosixPath
 
 from cml_engine.compiler.passes.cleanup import eliminate_dead_code
-from cml_engine.errors import InputError, ModelError, OpenShape, UnsupportedOp
+from cml_engine.errors import InputError, ModelError, OpenShape, ShapeError, UnsupportedOp
 from cml_engine.errors.arguments import check_known_names, resolve_shapes, similar_names
 from cml_engine.formats.builder import ImportBuilder, registered_declarations
 from cml_engine.formats.format import Model
@@ -112,7 +112,7 @@ class NcnnModel:
                 for blob in layer.outputs:
                     conversion.add_input(blob, layer)
             else:
-                with self._advised([number]):
+                with self._advised([number]), _naming_shapes(input_shapes if shapes else {}):
                     conversion.add_layer(layer)
         if self._is_whole:
             weights.finish()
@@ -138,6 +138,18 @@ class NcnnModel:
             for name in self._ends[:_MOST_EXAMINED]
             if failed.isdisjoint(_converted(self._layers, self._steps, [name]))
         ]
+
+
+@contextmanager
+def _naming_shapes(shapes: Mapping[str, Sequence[int]]) -> Iterator[None]:
+    """Adds the ``shapes`` that were given for inputs to errors that they may have caused."""
+    try:
+        yield
+    except ModelError as error:
+        if shapes and type(error) in (ModelError, ShapeError):
+            listed = " ".join(f"{name}={_extents_text(shape)}" for name, shape in shapes.items())
+            error.message += f"\n  or correct the shape that was given, batch first: {listed}"
+        raise
 
 
 def _dependencies(layers: Sequence[LayerLine]) -> Dependencies:

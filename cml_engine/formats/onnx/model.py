@@ -153,8 +153,16 @@ class _Reader:
                 raise message.damaged(f"the function '{function.name}' is there twice")
             functions[key] = function
         graphs, opsets = parts.nested(7), _opsets(parts.nested(8))
-        if not graphs or not opsets:
-            raise message.damaged("it names no opset" if graphs else "it has no graph")
+        if not graphs:
+            raise message.damaged("it has no graph")
+        if not opsets:
+            nodes = graphs[-1].parts().nested(1)
+            if any(node.parts().text(4).startswith("pnnx.") for node in nodes):
+                raise ModelError(
+                    f"'{message.file}' shows pnnx's own operators and is no ONNX model: give the "
+                    ".ncnn.param that pnnx wrote beside it"
+                )
+            raise message.damaged("it names no opset")
         graph = self.graph(graphs[-1])
         return OnnxModelFile(message.file, parts.whole(1), parts.text(2), opsets, graph, functions)
 
