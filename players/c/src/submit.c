@@ -278,7 +278,6 @@ static cml_status check_submit(const cml_scheduler *s, const network *n, size_t 
                                const cml_job_options *options, cml_error *error) {
     double priority = options->priority, deadline = options->deadline_ms;
     if (s->lost) return cml__fail(error, CML_ERROR_DEVICE, "the device was lost");
-    if (n == NULL || n->is_unloaded) return WRONG(NO_NETWORK);
     if (n->scheduler->backend.user != s->backend.user)
         return WRONG("the network was loaded by another scheduler: load it with this one");
     if (n->owner != s && cml__is_at_work(n))
@@ -308,6 +307,7 @@ cml_status cml_submit(cml_scheduler *s, cml_net *net, const cml_input *inputs, s
     network *n = network_of(net);
     if (options == NULL) options = &standard;
     *handle = 0;
+    if (n == NULL || n->is_unloaded) return WRONG(NO_NETWORK);
     TRY(check_submit(s, n, count, options, error));
     job *pooled = cml__find_free_job(s);
     if (pooled == NULL)
