@@ -218,6 +218,20 @@ def test_inputs_of_a_wrong_size_are_refused(careful, small):
     assert "input 'image': wanted 432 bytes, got 28" in run.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--budget", "nan"), "usage: "),
+        (("--frames", "3x"), "usage: "),
+        (("--input", "picture=p.bin"), "the network has no such input"),
+        (("--output", "enlarged=e.bin"), "the network has no such output"),
+    ],
+)
+def test_words_that_play_cannot_use_are_refused(careful, small, words, said):
+    run = run_play(careful, small, *words)
+    assert run.returncode in (1, 2) and said in run.stderr
+
+
 @pytest.fixture(scope="module")
 def cooked():
     return cook(counter(), ["portable"], player=True, guesses=cooked_guesses()[:1])

@@ -37,6 +37,13 @@ static inline int load_network(cml_backend *backend, const void *bytes, size_t s
     return status == CML_OK;
 }
 
+/* Reads a number of 0 or more; returns 0 if the word is none. */
+static inline int read_number(const char *word, double *to) {
+    char *end;
+    *to = strtod(word, &end);
+    return end != word && *end == 0 && *to >= 0 && *to < 1e15;
+}
+
 /* Copies a text and ends it with a zero. */
 static inline void copy_text(char *to, size_t room, cml_text text) {
     snprintf(to, room, "%.*s", (int)text.length, text.data);

@@ -88,8 +88,10 @@ int main(int argc, char **argv) {
     size_t size = 0;
     void *bytes = argc > 1 ? read_whole(argv[1], &size) : NULL;
     double budget_ms = 4.0;
-    if (argc > 2 && strchr(argv[argc - 1], '=') == NULL) budget_ms = atof(argv[--argc]);
-    if (argc < 2 || !(budget_ms > 0)) {
+    int is_read = argc > 1;
+    if (argc > 2 && strchr(argv[argc - 1], '=') == NULL)
+        is_read = read_number(argv[--argc], &budget_ms) && budget_ms > 0;
+    if (!is_read) {
         fprintf(stderr, "usage: host NET.cml [INPUT=FILE ...] [BUDGET_MS]\n");
         return 2;
     }

@@ -75,13 +75,25 @@ static int read_option(const char *flag, char *value) {
             return 1;
         }
         if (value == NULL) return 0;
-        if (options[i].number != NULL) *options[i].number = atof(value);
+        if (options[i].number != NULL && !read_number(value, options[i].number)) return 0;
         if (files == NULL) return 2;
         if (strchr(value, '=') == NULL || files->count == MAX_FILES) return 0;
         files->values[files->count++] = value;
         return 2;
     }
     return 0;
+}
+
+/* Returns 1 if tensors of the network took all words; they are NULL then. */
+static int are_taken(const named_files *words, const char *what, cml_error *error) {
+    char text[300];
+    for (size_t i = 0; i < words->count; i++) {
+        if (words->values[i] == NULL) continue;
+        snprintf(text, sizeof text, "'%s': the network has no such %s", words->values[i], what);
+        cml_fail(error, CML_ERROR_INPUT, text);
+        return 0;
+    }
+    return 1;
 }
 
 static void add_number(numbers *to, double value) {
@@ -161,6 +173,9 @@ static int write_output(cml_job job, const cml_shape *shape, cml_error *error) {
     }
     int is_written = status == CML_OK && write_whole(path, data, size);
     free(data);
+    if (status <= CML_PENDING && !is_written)
+        cml_fail(error, CML_ERROR_INPUT,
+                 status == CML_OK ? "an output cannot be written" : "an output does not arrive");
     return is_written;
 }
 
@@ -183,6 +198,7 @@ static int play(cml_net *net, const file_inputs *inputs, cml_error *error) {
         if (info.state != CML_STATE_DONE) {
             snprintf(error->text, sizeof error->text, "the job ended as %d: %s", (int)info.state,
                      info.error);
+            error->status = CML_ERROR_DEVICE;
             return 0;
         }
         if (waits) gpu_wait_idle(&g, &backend);
@@ -197,6 +213,7 @@ static int play(cml_net *net, const file_inputs *inputs, cml_error *error) {
     }
     for (uint32_t i = 0; cml_get_output_shape(net, i, &shape) == CML_OK; i++)
         if (!write_output(job, &shape, error)) return 0;
+    if (!are_taken(&output_files, "output", error)) return 0;
     cml_release(scheduler, job);
     for (int i = 0; i < 8; i++) play_frame();
     printf(
@@ -227,7 +244,7 @@ static int load_and_play(const void *bytes, size_t size, cml_error *error) {
     add_number(&load_ms, wall_ms() - start);
     int is_good = status == CML_OK &&
                   read_inputs(net, input_files.values, input_files.count, &inputs) &&
-                  play(net, &inputs, error);
+                  are_taken(&input_files, "input", error) && play(net, &inputs, error);
     free_inputs(&inputs);
     gpu_wait_idle(&g, &backend);
     cml_unload(scheduler, net);
@@ -279,7 +296,7 @@ int main(int argc, char **argv) {
                            .max_slices = (uint32_t)most_slices};
     if (cml_create(&options, &scheduler, &error) == CML_OK)
         is_good = load_and_play(bytes, size, &error);
-    if (!is_good) print_error(&error);
+    if (!is_good && error.status != CML_OK) print_error(&error); /* else a file was named */
     cml_destroy(scheduler);
     gpu_close(&g);
     free(bytes);
