@@ -528,16 +528,11 @@ class FrameScheduler:
         self.executor.check_encoder(encoder)
         with self.lifecycle.lock:
             self.lifecycle.frame_thread = current_thread()
-            return self._encode_unless_open(encoder, elapsed_ms)
-
-    def _encode_unless_open(
-        self, encoder: wgpu.GPUCommandEncoder, elapsed_ms: float | None = None
-    ) -> FrameReport:
-        if self.lifecycle.open_frame is not None:
-            self._note_unpaired("encode()", "end_frame()")
-            return self._refuse_frame()
-        self.controller.begin_frame(self.budget, elapsed_ms)
-        return self._encode(encoder)
+            if self.lifecycle.open_frame is not None:
+                self._note_unpaired("encode()", "end_frame()")
+                return self._refuse_frame()
+            self.controller.begin_frame(self.budget, elapsed_ms)
+            return self._encode(encoder)
 
     def _note_unpaired(self, called: str, missing: str) -> None:
         """Counts a call without its counterpart, and warns the host once it forgets it often."""
@@ -576,6 +571,11 @@ class FrameScheduler:
         jobs.begin_frame(self._pace())
         ready = networks_ready(jobs.job_list.queues) if jobs.recorder else {}
         state = collect_state(jobs, inputs, self.policy, rate, self.cost_model)
+        if jobs.recorder:
+            # preparing one network may have evicted another; jobs whose network is evicted as other
+            # jobs begin are refused
+            ready_after = networks_ready(jobs.job_list.queues)
+            ready = {key: was and ready_after.get(key, True) for key, was in ready.items()}
         plan = plan_and_start(jobs, encoder, self.planner, state)
         report = FrameReport(
             self.frame, now, budget, state.aim_ms, plan.reason, planned=plan.by_budget,
@@ -584,9 +584,6 @@ class FrameScheduler:
         self.last_report = jobs.pace.last_report = report
         all_settled = advance_jobs(plan, report)
         if jobs.recorder:
-            # preparing one network may have evicted another
-            ready_after = networks_ready(jobs.job_list.queues)
-            ready = {key: was and ready_after.get(key, True) for key, was in ready.items()}
             jobs.recorder.encoded(inputs, report, ready, jobs.refused_jobs, jobs.back_from_cpu)
         report.timed = not all_settled or self.times_all or self.controller.times(self.frame)
         n_groups = self.executor.max_groups if report.timed else 1
@@ -610,32 +607,41 @@ class FrameScheduler:
         with self.lifecycle.lock:
             if self.lifecycle.open_frame is None and not all(job.paused for job in self.jobs):
                 self._note_unpaired("end_frame()", "encode()")
-            self.lifecycle.end_frame()
-            timings = self._timings()
-            now = self._steady.now_ms()
-            if self.lifecycle.recorder:
-                self.lifecycle.recorder.ended_frame(timings, now)
-            self.frame += 1
-            measured = self._timing.ended(timings, now, self.cost_model)
-            self.lifecycle.copy_costs.learn(self.executor.take_copies())
-            for report in measured:
-                self.controller.measured(report)
-            self.controller.learn()
-            self.lifecycle.pace = self._pace()
-            self.lifecycle.update_work_left()
+            measured = self._end_frame()
         self.lifecycle.settle()
         return measured
 
-    def _run_frame(self) -> FrameReport:
+    def _end_frame(self) -> list[FrameReport]:
+        self.lifecycle.end_frame()
+        timings = self._timings()
+        now = self._steady.now_ms()
+        if self.lifecycle.recorder:
+            self.lifecycle.recorder.ended_frame(timings, now)
+        self.frame += 1
+        measured = self._timing.ended(timings, now, self.cost_model)
+        self.lifecycle.copy_costs.learn(self.executor.take_copies())
+        for report in measured:
+            self.controller.measured(report)
+        self.controller.learn()
+        self.lifecycle.pace = self._pace()
+        self.lifecycle.update_work_left()
+        return measured
+
+    def _run_frame(self) -> FrameReport | None:
         """Encodes, submits and ends a frame without the host; returns its report.
 
-        :meth:`Job.wait` needs it where no frame loop runs.
+        :meth:`Job.wait` needs it where no frame loop runs. If a frame is open, the result is None.
+        Keeps the lock until the frame has ended, because a loop may begin on another thread.
         """
-        encoder = self.executor.new_encoder()
         with self.lifecycle.lock:
-            report = self._encode_unless_open(encoder)
-        self.executor.submit(encoder)
-        self.end_frame()
+            if self.lifecycle.open_frame is not None:
+                return None
+            encoder = self.executor.new_encoder()
+            self.controller.begin_frame(self.budget, None)
+            report = self._encode(encoder)
+            self.executor.submit(encoder)
+            self._end_frame()
+        self.lifecycle.settle()
         return report
 
     def _timings(self) -> list[Timing]:

@@ -222,9 +222,7 @@ class Lifecycle:
         #: the thread of the frame loop
         self.frame_thread: Thread | None = None
         #: runs one frame; weak, so that a scheduler that a host drops is freed at once
-        self.run_frame: WeakMethod[Callable[[], FrameReport]] | None = None
-        #: held while a thread that waits for a job runs a frame
-        self.driving = RLock()
+        self.run_frame: WeakMethod[Callable[[], FrameReport | None]] | None = None
         with _RETAINING:  # another thread may look through them
             _LIFECYCLES.add(self)
 
@@ -438,11 +436,10 @@ class Lifecycle:
                     raise InputError(
                         f"job '{paused.name}' is paused and will not end: resume() it first"
                     )
-                loop = self.frame_thread
-                if loop is None or loop is current_thread() or not loop.is_alive():
-                    self._drive(job)
-                else:
+                if self._has_other_loop:
                     settled.wait(_LOOK_S)
+                else:
+                    self._drive(job)
         finally:
             with self.lock:  # a host may wait again and again
                 if job.callbacks is not None:
@@ -471,30 +468,29 @@ class Lifecycle:
                 seen.update(new)
             return None
 
+    @property
+    def _has_other_loop(self) -> bool:
+        """True if another thread runs the frame loop."""
+        loop = self.frame_thread
+        return loop is not None and loop is not current_thread() and loop.is_alive()
+
     def _drive(self, job: Job) -> None:
         """Runs one frame for a thread that waits for the job; sleeps if the frame was empty.
 
-        Only sleeps while another thread that waits runs one. Raises :class:`InputError` inside an
-        open frame, or if the scheduler no longer exists.
+        Raises :class:`InputError` inside an open frame, or if the scheduler no longer exists.
         """
-        is_empty = True
-        if self.driving.acquire(blocking=False):
-            try:
-                if self.open_frame is not None:
-                    raise InputError(
-                        f"job '{job.name}': wait() was called between encode() and end_frame(), "
-                        "where the job cannot go on. Call it between frames, or use "
-                        "add_done_callback() or await"
-                    )
-                run_frame = self.run_frame() if self.run_frame is not None else None
-                if run_frame is None:
-                    raise InputError(
-                        f"job '{job.name}' will not end: its FrameScheduler no longer exists"
-                    )
-                is_empty = not run_frame().slices
-            finally:
-                self.driving.release()
-        if is_empty:
+        with self.lock:  # a loop may begin on another thread
+            if self.open_frame is not None and not self._has_other_loop:
+                raise InputError(
+                    f"job '{job.name}': wait() was called between encode() and end_frame(), where "
+                    "the job cannot go on. Call it between frames, or use add_done_callback() or "
+                    "await"
+                )
+        run_frame = self.run_frame() if self.run_frame is not None else None
+        if run_frame is None:
+            raise InputError(f"job '{job.name}' will not end: its FrameScheduler no longer exists")
+        report = run_frame()
+        if report is None or not report.slices:
             time.sleep(_IDLE_S)
 
     def waiting_for(self, job: Job) -> str:

@@ -291,6 +291,24 @@ def test_threads_wait_at_once_and_after_a_thread_that_has_waited(scheduler):
         thread.join()
 
 
+def test_a_loop_may_begin_while_another_thread_waits(scheduler, job):
+    reports = []
+    loop = threading.Thread(target=lambda: reports.append(scheduler.encode(None)))
+    submit = scheduler.executor.submit
+
+    def begin_loop(encoder):
+        scheduler.executor.submit = submit
+        loop.start()
+        loop.join(0.1)
+
+    scheduler.executor.submit = begin_loop
+    scheduler.lifecycle._drive(job)
+    loop.join()
+    assert reports[0].slices and scheduler.frame == 1
+    scheduler.end_frame()
+    assert job.wait(30).state == "done"
+
+
 def test_waiting_again_and_again_keeps_nothing(scheduler, job):
     scheduler.budget.ms = 0.0
     for _ in range(3):

@@ -115,11 +115,17 @@ def run_by_wall_clock(frames=400):
 
 
 class _FailingStarts(SimGpu):
-    """A device on which one job in ten fails as it begins."""
+    """A device on which one job in ten fails as it begins, and one in ten evicts a network."""
 
-    def __init__(self, chance, **options):
+    def __init__(self, chance, networks, **options):
         super().__init__(**options)
-        self._chance = chance
+        self._chance, self._networks = chance, networks
+
+    def reserve(self, network, inputs):
+        if self._chance.random() < 0.1:
+            evicted = self._chance.choice(self._networks)
+            evicted.ready, evicted.prepare_frames = False, 2
+        return ""
 
     def begin_job(self, encoder, network, inputs):
         if self._chance.random() < 0.1:
@@ -131,13 +137,13 @@ def run_beside_another(seed=0, frames=200):
     """Returns the recording of one of two schedulers.
 
     Its jobs take outputs of the other's, whose frames are abandoned at times. Some fail as they
-    begin, and some are refused.
+    begin, some evict a network, and some are refused.
     """
     chance, clock = random.Random(seed), VirtualClock()
-    gpu = _FailingStarts(chance, clock_source="wall clock")
+    nets = [network(name, ms=0.03, steps=2) for name in "abc"]
+    gpu = _FailingStarts(chance, nets, clock_source="wall clock")
     scheduler = FrameScheduler(gpu, budget_ms=5.0, policy=by_priority, clock=clock)
     other = FrameScheduler(SimGpu(), budget_ms=5.0, clock=clock)
-    nets = [network(name, ms=0.03, steps=2) for name in "abc"]
     recording, jobs = scheduler.record(), []
     for frame in range(frames):
         for _ in range(chance.choice([0, 0, 1, 3]) if frame < 0.7 * frames else 0):
