@@ -182,8 +182,11 @@ def _fail_without_input(jobs: Lifecycle) -> None:
         )
         if failed_producer is not None:
             message = f"its input's job '{failed_producer.name}' {failed_producer.state}"
-            # a replay of that producer fails the job itself, at this point of the frame
-            jobs.end(job, "failed", message, is_recorded=failed_producer.owner is not jobs)
+            # a replay knows neither other schedulers nor lost frames; if the producer fails in it,
+            # the job does so too, at this point of the frame
+            run = failed_producer.run
+            is_replayed = failed_producer.owner is jobs and not (run is not None and run.harm)
+            jobs.end(job, "failed", message, is_recorded=not is_replayed)
         else:
             message = "the outputs that it takes were released before it was submitted"
             jobs.end(job, "failed", message)

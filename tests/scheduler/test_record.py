@@ -11,7 +11,7 @@ from cml_engine.scheduler import AdmissionError, Job, VirtualClock, by_priority,
 from cml_engine.scheduler.planning.plan import operators_per_frame, plan_frame
 from cml_engine.scheduler.recording import _FORMAT, Recording
 from cml_engine.scheduler.tools.replay import replay
-from cml_engine.scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep
+from cml_engine.scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimRun, SimStep
 from cml_engine.scheduler.tools.trace import trace_events, write_trace
 from tests.fixtures import hostile_json
 from tests.fixtures.frames.simulated import run_random_host
@@ -115,11 +115,11 @@ def run_by_wall_clock(frames=400):
 
 
 class _FailingStarts(SimGpu):
-    """A device on which one job in ten fails as it begins, and one in ten evicts a network."""
+    """A device on which jobs fail as they begin, evict a network, or turn out to be wrong later."""
 
     def __init__(self, chance, networks, **options):
         super().__init__(**options)
-        self._chance, self._networks = chance, networks
+        self._chance, self._networks, self._runs = chance, networks, []
 
     def reserve(self, network, inputs):
         if self._chance.random() < 0.1:
@@ -130,14 +130,21 @@ class _FailingStarts(SimGpu):
     def begin_job(self, encoder, network, inputs):
         if self._chance.random() < 0.1:
             raise InputError("planted")
-        return super().begin_job(encoder, network, inputs)
+        self._runs.append(SimRun())
+        return self._runs[-1]
+
+    def take_losses(self):
+        is_lost = bool(self._runs) and self._chance.random() < 0.1
+        if is_lost:
+            self._chance.choice(self._runs[-5:]).harm = "planted"
+        return is_lost
 
 
 def run_beside_another(seed=0, frames=200):
     """Returns the recording of one of two schedulers.
 
-    Its jobs take outputs of the other's, whose frames are abandoned at times. Some fail as they
-    begin, some evict a network, and some are refused.
+    Its jobs take outputs of the other's, whose frames are abandoned at times, and of each other.
+    Some fail as they begin or after their end, some evict a network, and some are refused.
     """
     chance, clock = random.Random(seed), VirtualClock()
     nets = [network(name, ms=0.03, steps=2) for name in "abc"]
@@ -154,7 +161,7 @@ def run_beside_another(seed=0, frames=200):
             maker = other.submit(network("maker", ms=0.02, steps=2), {})
             with contextlib.suppress(AdmissionError):
                 job = scheduler.submit(
-                    net, {"x": maker.output("y")} if chance.random() < 0.5 else {},
+                    net, chance.choice([{}, *({"x": m.output("y")} for m in (maker, *jobs[-2:]))]),
                     priority=chance.choice([1, 2]), deadline_ms=chance.choice([20, 500]),
                     admission=chance.choice(["accept", "refuse"]),
                 )  # fmt: skip
