@@ -1,5 +1,6 @@
 """Tests of Microsoft's operators, which ONNX Runtime writes into files that it optimizes."""
 
+import re
 from itertools import product
 
 import numpy as np
@@ -97,6 +98,35 @@ def weights(rng):
 )
 def test_operator(rng, shape, text):
     agrees_with_runtime(ms(text), rng.standard_normal(shape, np.float32), weights(rng))
+
+
+@pytest.mark.parametrize(
+    "call",
+    (
+        "EmbedLayerNormalization(i, s, w, p, t, g, b, mask, at, epsilon=0.001)",
+        "EmbedLayerNormalization(i, _, w, p, _, g, b)",
+    ),
+)
+def test_embeddings_are_summed_and_normalized(call, rng):
+    """The second result has the lengths of the masks, the third the sums."""
+    read = re.split("[(), ]+", call)
+    extents = {"i": 9, "s": 2, "mask": 2, "at": 6}
+    inputs = {
+        name: rng.integers(0, n, (2, 5)).astype(np.int32)
+        for name, n in extents.items()
+        if name in read
+    }
+    tables = {"w": (9, 8), "p": (6, 8), "t": (2, 8), "g": (8,), "b": (8,)}
+    known = {
+        name: rng.standard_normal(shape).astype(np.float32)
+        for name, shape in tables.items()
+        if name in read
+    }
+    declared = ", ".join(f"{name}: int32[2, 5]" for name in inputs)
+    made = model([ms(f"y, n, e = {call}")], declared, "y, n: int32, e", known)
+    actual = run(made, **inputs)
+    for name, want in run_onnx(made.SerializeToString(), inputs).items():
+        assert_allclose(actual[name], want, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize(

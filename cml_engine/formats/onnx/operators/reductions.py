@@ -20,6 +20,7 @@ from cml_engine.formats.onnx.counted_axes import (
 from cml_engine.formats.onnx.counted_shapes import elements
 from cml_engine.formats.onnx.op_schemas import MICROSOFT, OnnxCall, at_least, attribute, op
 from cml_engine.formats.onnx.operators.elementwise import integer_division, integer_root, wrap
+from cml_engine.formats.onnx.operators.indexing import gather
 from cml_engine.formats.onnx.ranges import EXACT, INT32, UINT32, of_dtype, sum_of
 from cml_engine.formats.onnx.same_operators import POSITIONS, REDUCTIONS
 from cml_engine.formats.onnx.values import (
@@ -36,6 +37,7 @@ from cml_engine.formats.onnx.values import (
     interval_of,
     per_channel,
     unsupported_error,
+    zeros,
 )
 from cml_engine.ir.graph import Array, DType
 
@@ -521,6 +523,28 @@ def skip_layer_normalization(
     total = x + skip if bias is None else x + skip + bias
     y, _, _ = _normalize_last(total, [total.rank - 1], epsilon, scale, offset)
     return [y, None, None, total]
+
+
+@op("EmbedLayerNormalization", "gather, add, moments, batch_normalization", inputs=9,
+    domain=MICROSOFT)  # fmt: skip
+def embed_layer_normalization(
+    call: OnnxCall, *, epsilon: float = 1e-12, mask_index_type: int = 0
+) -> list[Value]:
+    words, segments, segment_table = call[0], call.optional(1), call.optional(4)
+    mask, positions = call.optional(7), call.optional(8)
+    if words.rank != 2:
+        raise InvalidNode(f"it wants words [batch, length], got {words}")
+    batch, length = words.shape
+    if positions is None:
+        positions = Value.known(np.arange(length))
+    total = gather(call[2], words) + gather(call[3], positions)
+    if segments is not None and segment_table is not None:
+        total = total + gather(segment_table, segments)
+    y, _, _ = _normalize_last(total, [2], epsilon, call[5], call[6])
+    lengths = zeros([batch], np.int32)
+    if mask is not None:
+        lengths = integer_sum(mask.eq(1).cast("integer"), [1]).squeeze([1]).typed(np.int32)
+    return [y, lengths, total]
 
 
 @op("SkipSimplifiedLayerNormalization", "add, sqr, mean_reduce, rsqrt, mul", domain=MICROSOFT)
