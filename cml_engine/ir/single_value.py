@@ -37,12 +37,16 @@ def distinct(array: Array) -> Array:
 
 
 def converted(array: Array, dtype: DType) -> Array:
-    """Returns the array in another type; an array of one value stays one."""
+    """Returns the array in another type; an array of one value stays one.
+
+    Floats beyond the type's range become infinite.
+    """
     if array.dtype == dtype:
         return array
-    if is_single_value(array):
-        return filled(distinct(array).astype(dtype), array.shape)
-    return array.astype(dtype)
+    with np.errstate(over="ignore"):
+        if is_single_value(array):
+            return filled(distinct(array).astype(dtype), array.shape)
+        return array.astype(dtype)
 
 
 def stored_bytes(array: Array) -> int:

@@ -450,6 +450,14 @@ def _same(ours, theirs):
     return bool(ours == theirs)
 
 
+def test_a_known_float_beyond_half_is_infinite():
+    """Transformers cast a bias of -1e38 to float16."""
+    nodes = "h = Cast(k, to=10); c = Cast(h, to=1); y = Max(x, c)"
+    made = model(nodes, "x: [1, 4]", "y", {"k": np.array([-1e38, 1e38, 7, 8], np.float32)})
+    y = run(made, x=np.zeros((1, 4), np.float32))["y"]
+    assert y.tolist() == [[0.0, np.inf, 7.0, 8.0]]
+
+
 #: operators that ONNX defines for every element type, and the shape of x
 OF_EVERY_TYPE = {
     "y = DepthToSpace(x, blocksize=2)": (1, 8, 2, 3),
