@@ -297,6 +297,7 @@ def test_ncnn_page_is_generated():
         ("LSTM l 2 1 in in out 0=1 1=4", bytes(60), "a state without its memory"),
         ("Embed e 1 1 in out 0=3 1=7 3=20", b"", "20 weights for 7 words of 3"),
         ("Pooling p 1 1 in out 0=2 1=2", b"", "pooling type 2 cannot be converted"),
+        ("Pooling p 1 1 in out 0=1 1=3 5=2 15=1", b"", "'same' padding beside a stated one"),
         ("Pooling p 1 1 in out 0=0 1=9 5=1", b"", "a kernel of 9 over 8 values"),
         ("ReLU r 1 1 nothing out", b"", "its input 'nothing' comes from no layer before it"),
         ("ReLU r 1 1 in in", b"", "blob 'in' is made twice"),

@@ -274,6 +274,9 @@ def _dense(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
 #: Ids of kernel, stride, padding before and after, and output size, for width, height, depth.
 _POOL_IDS = ((1, 2, 3, 14, 8), (11, 12, 13, 15, 18), (21, 22, 23, 16, 28))
 
+#: Ids of padding before and after each axis.
+_POOL_PADDINGS = (3, 13, 14, 15, 16, 23)
+
 #: "Same" padding by parameter 5.
 _SAME = {2: _SAME_UPPER, 3: _SAME_LOWER}
 
@@ -305,6 +308,10 @@ def _pooling(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
         return _adaptive(layer, x, reduction, count)
     windows = [_window(layer, ids, x.extents[-1 - i]) for i, ids in enumerate(_POOL_IDS[:count])]
     size, stride, padding = (list(part) for part in zip(*windows[::-1], strict=True))
+    if is_average and layer.integer(5) in _SAME and not layer.integer(6):
+        # ncnn leaves out the elements that the stated padding would have added
+        for key in _POOL_PADDINGS:
+            layer.refuse(key, "'same' padding beside a stated one")
     # with "same" padding ncnn always divides by the whole window
     divides_by_window = is_average and (layer.integer(6) or layer.integer(5) in _SAME)
     result = x.op(
