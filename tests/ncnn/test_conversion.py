@@ -290,6 +290,7 @@ def test_ncnn_page_is_generated():
         ("pnnx.Expression e 1 1 in out expr=size(@0,1)", b"", "'size' of 2 operands in a formula"),
         ("pnnx.Expression e 1 1 in out expr=add(@0,@1)", b"", "'@1' in a formula"),
         ("Scale s 2 1 in in out 0=4", b"", "2 inputs and 4 factors"),
+        ("MemoryData m 0 1 out", counted(1), "the shape []"),
         ("Slice s 1 2 in out b -23300=2,1,1", b"", "parts that end at [1, 2] of 4"),
         ("Slice s 1 2 in out b -23300=3,1,1,2", b"", "3 parts for 2 outputs"),
         ("LSTM l 1 1 in out 0=4 1=80 2=3", b"", "80 weights for 4 outputs in direction 3"),

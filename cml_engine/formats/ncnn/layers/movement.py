@@ -439,7 +439,7 @@ def _input(layer: NcnnLayer) -> NcnnTensor:
 def _memory_data(layer: NcnnLayer) -> NcnnTensor:
     width, height, depth, channels = (layer.integer(key) for key in EXTENTS)
     extents = [n for n in (channels, depth, height, width) if n]
-    if any(n < 0 for n in extents):
+    if not extents or min(extents) < 0:
         raise layer.damaged_error(f"the shape {extents}")
     if layer.integer(21, 1) not in (0, 1):
         raise layer.unsupported_error(f"values loaded as type {layer.integer(21)}")
