@@ -175,21 +175,25 @@ def _fail_queue(jobs: Lifecycle, queue: NetworkQueue, error: Exception) -> None:
 
 
 def _fail_without_input(jobs: Lifecycle) -> None:
+    failed_here: set[Job] = set()
     while jobs.job_list.without_input:
         job = jobs.job_list.without_input.popleft()
         failed_producer = next(
             (m for m in job.producers if m.state in ("cancelled", "failed")), None
         )
+        message = "the outputs that it takes were released before it was submitted"
+        is_replayed = False
         if failed_producer is not None:
             message = f"its input's job '{failed_producer.name}' {failed_producer.state}"
-            # a replay knows neither other schedulers nor lost frames; if the producer fails in it,
-            # the job does so too, at this point of the frame
-            run = failed_producer.run
-            is_replayed = failed_producer.owner is jobs and not (run is not None and run.harm)
-            jobs.end(job, "failed", message, is_recorded=not is_replayed)
-        else:
-            message = "the outputs that it takes were released before it was submitted"
-            jobs.end(job, "failed", message)
+            # a replay knows neither other schedulers nor lost frames; if the producer fails in it
+            # before the frame, the job fails too, at this point
+            is_lost = failed_producer.run is not None and bool(failed_producer.run.harm)
+            is_own = failed_producer.owner is jobs and failed_producer not in failed_here
+            is_replayed = is_own and not is_lost
+        if not is_replayed:
+            failed_here.add(job)
+            jobs.record_failure_in_frame(job)
+        jobs.end(job, "failed", message, is_recorded=False)
 
 
 def plan_and_start(

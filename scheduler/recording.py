@@ -121,8 +121,8 @@ class Recorder:
             self._held ^= {job.number}
             self.changed(job, "paused" if waits else "resumed", now)
 
-    def failed_at_start(self, job: Job, now: float) -> None:
-        """Records a job that failed when the frame under way began it."""
+    def failed_in_frame(self, job: Job, now: float) -> None:
+        """Records a job that the frame under way failed; in a replay it fails after the frame."""
         self._after_frame.append({"kind": "failed", "job": job.number, "now": now})
 
     def encoded(

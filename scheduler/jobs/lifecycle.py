@@ -328,8 +328,23 @@ class Lifecycle:
         if not job.ended:
             job.exception = error
             if self.recorder and is_at_start:
-                self.recorder.failed_at_start(job, self._clock.now_ms())
+                self.recorder.failed_in_frame(job, self._clock.now_ms())
         self.end(job, "failed", str(error) or type(error).__name__, is_recorded=not is_at_start)
+
+    def record_failure_in_frame(self, job: Job) -> None:
+        """Records that the frame under way fails the job before it is planned.
+
+        A replay leaves the job out of the frame and fails it afterwards. A retaining network's next
+        job would wait for it meanwhile, so there the job fails before the frame.
+        """
+        if self.recorder is None:
+            return
+        now = self._clock.now_ms()
+        if job.network.retains:
+            self.recorder.changed(job, "failed", now)
+        else:
+            self.recorder.held(job, True, now)
+            self.recorder.failed_in_frame(job, now)
 
     def note(self, error: Exception) -> None:
         """Sets :attr:`last_error` to an error that belongs to no job, and does not raise it."""

@@ -7,7 +7,14 @@ import random
 import pytest
 
 from cml_engine import FrameScheduler, InputError
-from cml_engine.scheduler import AdmissionError, Job, VirtualClock, by_priority, least_laxity
+from cml_engine.scheduler import (
+    AdmissionError,
+    Job,
+    VirtualClock,
+    by_priority,
+    fair_share,
+    least_laxity,
+)
 from cml_engine.scheduler.planning.plan import operators_per_frame, plan_frame
 from cml_engine.scheduler.recording import _FORMAT, Recording
 from cml_engine.scheduler.tools.replay import replay
@@ -149,7 +156,12 @@ def run_beside_another(seed=0, frames=200):
     chance, clock = random.Random(seed), VirtualClock()
     nets = [network(name, ms=0.03, steps=2) for name in "abc"]
     gpu = _FailingStarts(chance, nets, clock_source="wall clock")
-    scheduler = FrameScheduler(gpu, budget_ms=5.0, policy=by_priority, clock=clock)
+    scheduler = FrameScheduler(
+        gpu,
+        budget_ms=5.0,
+        policy=chance.choice([by_priority, fair_share, least_laxity]),
+        clock=clock,
+    )
     other = FrameScheduler(SimGpu(), budget_ms=5.0, clock=clock)
     recording, jobs = scheduler.record(), []
     for frame in range(frames):
