@@ -50,19 +50,23 @@ class AdmissionError(CmlError):
     """
 
 
-def admit(job: Job, admission: Admission, n_others: int) -> None:
+def admit(job: Job, admission: Admission, n_others: int, rate: float) -> None:
     """Warns or raises :class:`AdmissionError` if the job is predicted to miss its deadline.
 
-    ``admission`` selects the reaction; ``n_others`` is the number of other jobs, for the message.
+    ``admission`` selects the reaction; ``n_others`` is the number of other jobs and ``rate`` that
+    of :class:`FramePace`, for the message.
     """
     if job.deadline_at_ms is None or admission == "accept":
         return
     late_ms = job.submitted_ms + job.eta_ms - job.deadline_at_ms
     if late_ms <= 0:
         return
+    end = (
+        f"would end {late_ms:.0f} ms after it" if rate > 0 else "get no time from a budget of 0 ms"
+    )
     message = (
         f"job '{job.name}' cannot hold its deadline: {job.remaining_ms:.1f} ms of GPU time "
-        f"beside {n_others} jobs would end {late_ms:.0f} ms after it. "
+        f"beside {n_others} jobs {end}. "
         "Give it more time, a larger budget, or a smaller network."
     )
     if admission == "refuse":
@@ -243,7 +247,7 @@ class Lifecycle:
                     self._refuse_second_scheduler(job)
                 calibrate(self.pace.cost_model, job.network)
                 job.find_steps(behind=self.job_list.has_predecessor(job))
-                admit(job, admission, len(self.job_list))
+                admit(job, admission, len(self.job_list), self.pace.rate)
             except Exception:
                 if self.recorder and self.pace.cost_model.lessons != lessons:
                     self.recorder.refused(job)

@@ -240,6 +240,9 @@ def test_admission_refuses_infeasible_deadline():
     with pytest.warns(RuntimeWarning, match="cannot hold"):
         loop.submit(net, deadline_ms=50, admission="warn")
     assert loop.submit(network("n", 40.0), deadline_ms=5000, admission="refuse").state == "queued"
+    loop.scheduler.budget.ms = 0.0
+    with pytest.raises(AdmissionError, match="get no time from a budget of 0 ms"):
+        loop.submit(net, deadline_ms=5000, admission="refuse")
 
 
 def test_preparation_is_spread_over_frames_without_blocking_jobs():
