@@ -172,6 +172,22 @@ def test_integer_product_with_a_constant_on_either_side(operands, rng):
     assert_array_equal(cml.Session(graph, "cpu").run(x)["y"], expected)
 
 
+def test_quantized_arithmetic_of_shapes_has_an_integer_form(rng):
+    """Quantizers of ONNX Runtime also quantize sums of extents, which are known at load."""
+    nodes = (
+        "q = QuantizeLinear(x, s, z); d = DequantizeLinear(q, s, z); r = Relu(d); "
+        "e = com.microsoft:QLinearAdd(k, s, z, k, s, z, s, z); f = DequantizeLinear(e, s, z); "
+        "c = Ceil(f); i = Cast(c, to=7); a = QuantizeLinear(r, s, z); o = DequantizeLinear(a, s, z)"
+    )
+    constants = {"k": np.array([5, 5, 9], np.uint8), "s": np.float32(0.1), "z": np.uint8(0)}
+    network = model(f"{nodes}; y = Tile(o, i)", "x: [1, 3, 3]", "y", constants, 17)
+    graph = load(network)
+    assert graph.integer
+    x = {"x": rng.uniform(-3, 20, (1, 3, 3)).astype(np.float32)}
+    (expected,) = ort.InferenceSession(network.SerializeToString()).run(None, x)
+    assert_allclose(cml.Session(graph, "cpu").run(x)["y"], expected, atol=1e-5)
+
+
 #: models without an integer form: the nodes after a QuantizeLinear to ``q``, constants, the message
 FLOATS = {
     "two scales": (

@@ -19,6 +19,7 @@ from cml_engine.formats.onnx.operators.convolution import bias_row, convolve
 from cml_engine.formats.onnx.operators.quantized import (
     check_zero_points,
     dequantize,
+    quantize,
     quantized_dtype,
 )
 from cml_engine.formats.onnx.operators.runtime_quantized import (
@@ -203,10 +204,15 @@ class QdqReader:
             return None
         return self._rounded(x, scale, zero or Value.known(np.zeros((), dtype)))
 
-    def _rounded(self, x: Value, scale: Value, zero: Value | None) -> QuantizedValue:
-        """Adds a rounding point: a copy with the scale and range of its integers."""
+    def _rounded(self, x: Value, scale: Value, zero: Value | None) -> Value:
+        """Adds a rounding point: a copy with the scale and range of its integers.
+
+        Known numbers become known integers.
+        """
         if isinstance(x, QuantizedValue) or x.kind != "scalar":
             raise NotIntegerError(f"quantizes {x}, wanted numbers")
+        if x.array is not None:
+            return quantize(x, scale, zero)
         quantized = quantized_type(scale, zero)
         copied = x.copy()
         nodes = current_import().builder.nodes
