@@ -531,6 +531,8 @@ def formulas():
         'Interp 0=2 9="//(0w,2),0h" | 3,4,6',
         'Interp 0=3 9="1w,1h" | 3,4,6 | 1,7,9',
         'Interp 0=2 9="*(0w,2)" | 3,6',
+        "Interp 0=2 1=1.5 2=2.0 9=2 | 3,4,6",
+        "Reshape 0=24 1=-1 6=-1 | 4,5,6",
     ):
         yield case(line)
 
@@ -640,6 +642,19 @@ def test_a_norm_over_all_axes_is_not_ncnns(kind, shape, tmp_path, rng):
     np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
     assert np.abs(ours - theirs).max() > 0.1
     assert LAYERS[kind].differences
+
+
+def test_the_nearest_position_of_a_half_is_the_even_one(tmp_path):
+    line = "GridSample g 2 1 x0 x1 out 0=2 2=1"
+    arrays = {"x0": np.arange(9, dtype=np.float32).reshape(1, 1, 9)}
+    arrays["x1"] = np.zeros((1, 8, 2), np.float32)
+    arrays["x1"][0, :, 0] = (np.arange(8) + 0.5) / 4 - 1
+    path = write(tmp_path, [input_line(name, x.shape) for name, x in arrays.items()] + [line])
+    (theirs,) = run_ncnn(path, arrays, ["out"])
+    ours = cml.Session(cml.load(path), "cpu").run({name: x[None] for name, x in arrays.items()})
+    assert ours["out"].ravel().tolist() == [0, 2, 2, 4, 4, 6, 6, 8]
+    assert theirs.ravel().tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert "nearest" in LAYERS["GridSample"].differences
 
 
 @pytest.mark.parametrize("aligned", [0, 1])

@@ -101,10 +101,10 @@ class LayerLine:
     def text(self, key: int) -> str:
         """Returns parameter ``key``, an expression that ncnn evaluates at run time.
 
-        The text is empty if the parameter is missing.
+        The text is empty if the parameter is missing, or a number: ncnn ignores it then.
         """
-        value = self.params.get(key, "")
-        return value if isinstance(value, str) else str(value or "")
+        value = self.params.get(key)
+        return value if isinstance(value, str) else ""
 
     def refuse(self, key: int, variant: str, default: float = 0) -> None:
         """Raises an error if parameter ``key`` differs from ``default``.

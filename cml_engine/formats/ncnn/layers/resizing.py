@@ -132,7 +132,8 @@ def _cubic(t: Array) -> Array:
 
 @converts(
     "GridSample", params="0-3", inputs=(2, 2),
-    differences="reflection: at both borders in turn, as in PyTorch (ncnn: once at each)",
+    differences="reflection: at both borders in turn, as in PyTorch (ncnn: once at each); "
+    "nearest: halves to the even position, as in PyTorch (ncnn: up)",
 )  # fmt: skip
 def _grid_sample(layer: NcnnLayer, x: NcnnTensor, grid: NcnnTensor) -> NcnnTensor:
     """Converts GridSample, which samples ``x`` at the positions of ``grid``.
