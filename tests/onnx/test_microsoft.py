@@ -154,11 +154,17 @@ def test_weights_of_a_few_bits_stay_in_blocks(bits, zeros, rng):
 
 @pytest.mark.parametrize(
     ("attrs", "message"),
-    [({"block_size": 32}, "48 codes a row, wanted 2 times 32"), ({"N": 5}, "cannot take inputs")],
+    [
+        ({"block_size": 32}, "48 codes a row, wanted 2 times 32"),
+        ({"N": 5}, "cannot take inputs"),
+        ({"weight_prepacked": 1}, "weight_prepacked=1"),
+    ],
 )
 def test_weights_that_do_not_fill_their_blocks_are_refused(attrs, message):
     given = {"codes": np.zeros((6, 3, 8), np.uint8), "scales": np.ones(18, np.float32)}
-    sizes = {"K": 40, "N": 6, "bits": 4, "block_size": 16} | attrs
+    sizes = {"K": 40, "N": 6, "bits": 4, "block_size": 16, "weight_prepacked": 0}
+    load(model([ms("y = MatMulNBits(x, codes, scales)", **sizes)], "x: [2, 40]", "y", given))
+    sizes |= attrs
     call = ms("y = MatMulNBits(x, codes, scales)", **sizes)
     with pytest.raises(cml.ModelError, match=message):
         load(model([call], "x: [2, 40]", "y", given))

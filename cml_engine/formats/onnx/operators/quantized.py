@@ -253,6 +253,7 @@ def matmul_nbits(
     accuracy_level: int = 0,
     bits: int = attribute(4, among=(2, 4, 8)),
     block_size: int = at_least(1, required=True),
+    weight_prepacked: int = attribute(0, among=(0,)),
     **sizes: int,
 ) -> Value:
     """Imports MatMulNBits, a product by weights of a few bits with a scale per block.
