@@ -16,12 +16,13 @@ from typing import Any
 import cml_engine as cml
 from benchmarks import command
 from benchmarks.contenders import Unavailable
-from benchmarks.hardware import nvidia, peer
+from benchmarks.hardware import peer
 from benchmarks.hardware.capture import NagaCapture
 from benchmarks.hardware.model import CARDS, Card
 from benchmarks.hardware.networks import (
     Compiler,
     NetworkEstimate,
+    compiler_of,
     estimate_network,
     markdown,
     plan_for,
@@ -29,12 +30,11 @@ from benchmarks.hardware.networks import (
 )
 from benchmarks.hardware.peer import NcnnCapture
 from benchmarks.hardware.radv import Radv, RadvError
-from benchmarks.hardware.table import write_table
+from benchmarks.hardware.table import write_tables
 from benchmarks.models import AGENTS, load_network
-from cml_engine.gpu.shaders.hlsl import ShaderKey, compile_spirv
+from cml_engine.gpu.shaders.hlsl import ShaderKey
 from cml_engine.ir.graph import Graph
 
-_ERRORS = (RadvError, cml.CmlError)
 _CARDS = ("RX 6800", "RX Vega 64")
 #: the demo's integer networks, which compute with bytes
 _INTEGER = ("upres", "texture", "population")
@@ -46,21 +46,14 @@ def compilers_of(cards: Sequence[Card], codes: Sequence[str]) -> list[tuple[Card
     capture = NagaCapture() if "naga" in codes else None
     found: list[tuple[Card, str, Compiler]] = []
     for card in cards:
-        if card.family.startswith("sm_"):
-            family = card.family
-            for name in ("nvcc", "nvdisasm"):
-                nvidia.require(name)
-            found.append((card, "cuda", lambda key, f=family: nvidia.compile_kernel(key, f)))  # type: ignore[misc]
+        if not card.scalar_loads:
+            found.append((card, "cuda", compiler_of(card)))
             continue
         if "slang" in codes:
-            found.append((card, "slang", _slang(Radv(card.family))))
+            found.append((card, "slang", compiler_of(card)))
         if capture is not None:
             found.append((card, "naga", _naga(Radv(card.family, robust=True), capture)))
     return found
-
-
-def _slang(radv: Radv) -> Compiler:
-    return lambda key: radv.compile(compile_spirv(key))
 
 
 def _naga(radv: Radv, capture: NagaCapture) -> Compiler:
@@ -78,7 +71,7 @@ def print_peer(models: Sequence[str], card: Card) -> None:
     """Prints a table of ncnn's kernels for each network that ncnn takes, on one of AMD's cards."""
     try:
         capture, radv = NcnnCapture(), Radv(card.family)
-    except _ERRORS as error:
+    except cml.CmlError as error:
         raise SystemExit(f"error: {error}") from None
     for model in models:
         try:
@@ -138,8 +131,9 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if options.write:
         try:
-            print(write_table())
-        except _ERRORS as error:
+            for line in write_tables():
+                print(line, flush=True)
+        except cml.CmlError as error:
             raise SystemExit(f"error: {error}") from None
         return 0
     command.fetch_assets()
@@ -148,15 +142,15 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     try:
         compilers = compilers_of([CARDS[name] for name in options.cards], options.code)
-    except _ERRORS as error:
+    except cml.CmlError as error:
         raise SystemExit(f"error: {error}") from None
     before = _earlier(options)
     records, texts = [], []
     for model, graph in _networks(options):
         for profile in options.profiles:
-            plan = plan_for(graph, profile, options.half)
             for card, code, compile in compilers:
-                network = estimate_network(model, plan, card, compile, _ERRORS)
+                plan = plan_for(graph, profile, options.half, scalar_loads=card.scalar_loads)
+                network = estimate_network(model, plan, card, compile, (cml.CmlError,))
                 key = (model, profile, card.name, code)
                 records.append({"key": key, **record(network)})
                 lines = [title(network, profile, code)]

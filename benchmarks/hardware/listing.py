@@ -183,10 +183,13 @@ class Listing:
             total += once if loop is None else min(count, 1) * once + max(count - 1, 0) * steady
         return total
 
-    def cycles_by_depth(self, latencies: Latencies) -> tuple[list[float], list[float]]:
+    def cycles_by_depth(
+        self, latencies: Latencies, load_cycles: float
+    ) -> tuple[list[float], list[float]]:
         """Returns the cycles of a wave by the number of loops around the code.
 
-        The first list is of vector instructions, the second of all with waits, if the wave is
+        The first list is of vector instructions, or of loads if these take longer, at
+        ``load_cycles`` for a byte of each lane. The second is of all with waits, if the wave is
         alone: of a turn that follows another.
         """
         depth = max((len(self._around(i)) for i in range(len(self.blocks))), default=0)
@@ -194,11 +197,13 @@ class Listing:
         for loop, blocks in self._streams().items():
             level = len(self._around(blocks[0]))
             stream = [instruction for i in blocks for instruction in self.blocks[i]]
-            busy[level] += sum(
+            vector = sum(
                 latencies.vector * instruction.slow
                 for instruction in stream
                 if instruction.kind in (FMA, VECTOR)
             )
+            loaded = sum(i.nbytes for i in stream if i.kind == MEMORY)
+            busy[level] += max(vector, load_cycles * loaded)
             alone[level] += self._stream_cycles(blocks, latencies)[loop is not None]
         return busy, alone
 

@@ -52,9 +52,18 @@ class Card:
         """The peak of float32 per second; a multiply-add counts as two."""
         return 2.0 * self.units * self.simds * self.lanes * self.clock
 
+    @property
+    def scalar_loads(self) -> bool:
+        """As :attr:`Limits.scalar_loads`: False for NVIDIA's cards."""
+        return not self.family.startswith("sm_")
+
     def memory_seconds(self, nbytes: float) -> float:
         """Returns the seconds of moving these bytes; the cache serves what fits half of it."""
         return nbytes / (self.cache if nbytes <= self.cache_size / 2 else self.memory)
+
+    def load_cycles(self, wave: int) -> float:
+        """Returns the cycles of a SIMD for loads of a byte by each of a wave's lanes."""
+        return wave * self.simds / self.load_bytes
 
     def latency(self, wave: int) -> Latencies:
         scalar, memory, shared = self.latencies
@@ -105,6 +114,20 @@ CARDS = {
             1800e9,
             5632 << 10,
             64,
+            128,
+            (30, 200, 25),
+        ),
+        Card(
+            "RTX 4060",
+            "sm_89",
+            24,
+            4,
+            32,
+            2.46e9,
+            272e9,
+            1000e9,
+            24 << 20,
+            128,
             128,
             (30, 200, 25),
         ),

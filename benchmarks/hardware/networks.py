@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from benchmarks.hardware import nvidia
 from benchmarks.hardware.listing import CLASSES, MEMORY, SHARED, Nest
 from benchmarks.hardware.model import (
     Card,
@@ -17,13 +18,14 @@ from benchmarks.hardware.model import (
     products_share,
 )
 from benchmarks.hardware.nests import nest_of
+from benchmarks.hardware.radv import Radv
 from benchmarks.kernels.roofline import name_of, work_of
 from benchmarks.table import markdown_table
 from cml_engine.compiler.plan import Plan, Step
 from cml_engine.compiler.planning.decisions import NO_DECISIONS, Decisions
 from cml_engine.compiler.planning.draft import PlanOptions, Storage
 from cml_engine.cooked.profiles import PROFILES
-from cml_engine.gpu.shaders.hlsl import ShaderKey, step_key
+from cml_engine.gpu.shaders.hlsl import ShaderKey, compile_spirv, step_key
 from cml_engine.ir.graph import Graph
 from cml_engine.ops.declaration.registry import load_families
 from cml_engine.runtime.session.compile_graph import CompileOptions, make_plan, optimize_for
@@ -32,16 +34,31 @@ from cml_engine.runtime.session.compile_graph import CompileOptions, make_plan, 
 Compiler = Callable[[ShaderKey], Kernel]
 
 
+def compiler_of(card: Card) -> Compiler:
+    """Returns a card's compiler: of Slang's SPIR-V for AMD, of its CUDA for NVIDIA.
+
+    Raises :class:`RadvError` or :class:`NvidiaError` if it is not installed.
+    """
+    if card.scalar_loads:
+        radv = Radv(card.family)
+        return lambda key: radv.compile(compile_spirv(key))
+    nvidia.require_tools()
+    return lambda key: nvidia.compile_kernel(key, card.family)
+
+
 def plan_for(
     graph: Graph,
     profile: str,
     halves: bool = False,
     options: PlanOptions | None = None,
     decide: Decisions = NO_DECISIONS,
+    *,
+    scalar_loads: bool = True,
 ) -> Plan:
     """Returns the plan of a graph for a profile of devices, by the rules and ``decide`` alone.
 
     With ``halves`` storage and products may be of 16 bits, which the device then has.
+    ``scalar_loads`` is a property of the device, see :class:`cml_engine.ir.limits.Limits`.
     """
     load_families()
     numbers: Storage = "half" if halves else "float"
@@ -50,7 +67,8 @@ def plan_for(
         arithmetic=numbers, decide=decide,
     )  # fmt: skip
     device = PROFILES[profile]
-    device = replace(device, limits=replace(device.limits, half_arithmetic=halves))
+    limits = replace(device.limits, half_arithmetic=halves, scalar_loads=scalar_loads)
+    device = replace(device, limits=limits)
     return make_plan(optimize_for(graph, compiled), device, compiled, written=graph)
 
 

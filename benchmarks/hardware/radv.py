@@ -18,6 +18,7 @@ from typing import Any
 
 from cffi import FFI
 
+import cml_engine as cml
 from benchmarks.hardware.listing import amd_listing
 from benchmarks.hardware.model import Kernel
 
@@ -75,7 +76,7 @@ _OP_ENTRY_POINT, _OP_DECORATE, _OP_VARIABLE, _BINDING = 15, 71, 59, 33
 _OP_TYPE_POINTER, _STORAGE_CLASS_UNIFORM, _BUFFER_BLOCK = 32, 2, 3
 
 
-class RadvError(Exception):
+class RadvError(cml.CmlError):
     """Raised if RADV is not installed or refuses a kernel; its text says why."""
 
 

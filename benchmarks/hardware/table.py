@@ -6,24 +6,26 @@ import json
 import re
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import cml_engine as cml
-from benchmarks.hardware.model import CARDS, LAUNCH
-from benchmarks.hardware.networks import plan_for
-from benchmarks.hardware.radv import Radv
+from benchmarks.hardware.model import CARDS, LAUNCH, Card
+from benchmarks.hardware.networks import Compiler, compiler_of, plan_for
 from cml_engine.compiler.plan import Plan, Step
 from cml_engine.compiler.planning.draft import PlanOptions
-from cml_engine.gpu.shaders.hlsl import compile_spirv, step_key
+from cml_engine.gpu.shaders.hlsl import step_key
 from cml_engine.ir.graph import Graph
 from cml_engine.ops.declaration.choice import VariantTable
-from cml_engine.ops.declaration.hardware import FILE
+from cml_engine.ops.declaration.hardware import FILES
 from cml_engine.ops.declaration.registry import load_families
 
-#: the card of the table
-_CARD = "RX 6800"
+#: the cards of the tables, by :attr:`Limits.scalar_loads`
+_CARDS = {True: "RX 6800", False: "RTX 2080 Ti"}
+#: lanes of the workgroups of which a table has cycles
+_LANES = 64
 #: bytes of the instruction cache, and registers of a lane: those of sums and addresses stand beside
 #: the inputs of two turns, which are four each
 _CODE_CACHE, _REGISTERS, _OTHER_REGISTERS = 32 << 10, 256, 64
@@ -33,31 +35,48 @@ _COPY_WAVES = 8
 _CHANNELS = 64
 
 
-def write_table() -> str:
-    """Writes ``hardware.json``; returns a summary of its contents in one line."""
-    card = CARDS[_CARD]
-    radv = Radv(card.family)
+def write_tables() -> Iterator[str]:
+    """Writes the table of each card whose compiler is at hand; yields a line about each."""
+    for scalar_loads, name in _CARDS.items():
+        card, file = CARDS[name], FILES[scalar_loads]
+        try:
+            compile = compiler_of(card)
+        except cml.CmlError as error:
+            yield f"{file}: left as it is: {error}"
+            continue
+        yield f"{file}: {_write_table(file, card, compile)} kernels"
+
+
+def _write_table(file: Path, card: Card, compile: Compiler) -> int:
+    """Writes a card's table; returns the number of kernels that its compiler takes."""
     kernels: dict[str, Any] = {}
     # bytes of a window's code for a product of an input channel, or of four channels of bytes
     code_of_product: dict[str, list[float]] = {"window": [], "dot4 window": [], "half window": []}
+    simds = card.units * card.simds
     for prefix, step in _steps():
-        kernel = radv.compile(compile_spirv(step_key(step, {})))
+        try:
+            kernel = compile(step_key(step, {}))
+        except cml.CmlError:
+            continue
+        simds = card.units * card.simds * kernel.wave // _LANES
         if prefix == "3x3 ":
             products = int(step.defines["ROWS"]) * int(step.defines["COLUMNS"]) * 9
             if products > 200:
                 found = code_of_product[step.variant.partition(f" {step.defines['ROWS']}x")[0]]
                 found.append(kernel.code_bytes / products)
-        busy, alone = kernel.listing.cycles_by_depth(card.latency(kernel.wave))
+        busy, alone = kernel.listing.cycles_by_depth(
+            card.latency(kernel.wave), card.load_cycles(kernel.wave)
+        )
         kernels[_name(prefix, step)] = {
             "waves": kernel.waves,
             "busy": [round(c) for c in busy],
             "alone": [round(c) for c in alone],
         }
     stored = {
-        "source": f"python -m benchmarks.hardware --write: cycles of a wave on {card.name}, "
-        "compiled by AMD's compiler and modelled, not run",
+        "source": f"python -m benchmarks.hardware --write: cycles of {_LANES} lanes on "
+        f"{card.name}, compiled by its vendor's compiler and modelled, not run",
         "card": {
-            "simds": card.units * card.simds,
+            "simds": simds,
             "clock": card.clock,
             "memory": card.cache,
             "launch": LAUNCH,
@@ -66,14 +85,14 @@ def write_table() -> str:
             "window_products": int(_CODE_CACHE // max(code_of_product["window"])),
             "byte_window_products": int(_CODE_CACHE // max(code_of_product["dot4 window"])),
             "window_cells": (_REGISTERS - _OTHER_REGISTERS) // 8,
-            "copy_groups": _COPY_WAVES * card.units * card.simds,
+            "copy_groups": _COPY_WAVES * simds,
         },
         "kernels": dict(sorted(kernels.items())),
     }
     # a line for each kernel
     text = re.sub(r"(?<=[\[{0-9,])\n {3,4}|\n {2,3}(?=[\]}])", " ", json.dumps(stored, indent=1))
-    FILE.write_text(text + "\n", encoding="utf-8")
-    return f"{FILE}: {len(kernels)} kernels"
+    file.write_text(text + "\n", encoding="utf-8")
+    return len(kernels)
 
 
 def _name(prefix: str, step: Step) -> str:

@@ -200,6 +200,8 @@ _OPTIONAL_FEATURES = (
     "shader-int64",
     "subgroup",
 )
+#: NVIDIA's number among vendors of PCI devices
+_NVIDIA = 0x10DE
 #: limits raised to the adapter's maximum
 _RAISED_LIMITS = (
     "max-buffer-size",
@@ -476,6 +478,7 @@ def _limits(device: wgpu.GPUDevice) -> Limits:
     software = str(device.adapter.info.get("adapter_type")) == "CPU"
     return Limits(
         software=software,
+        scalar_loads=device.adapter.info.get("vendor_id") != _NVIDIA,
         subgroup_size=_subgroup_size(device),
         half_arithmetic="shader-f16" in device.features,
         int64="shader-int64" in device.features,

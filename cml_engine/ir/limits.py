@@ -19,6 +19,9 @@ class Limits:
     max_storage_buffers: int = 8
     #: True if the driver runs shaders on the CPU, where groupshared memory gains nothing
     software: bool = False
+    #: True if the device loads what is the same for all lanes once, as a scalar, as AMD's do; on
+    #: NVIDIA's each lane loads it
+    scalar_loads: bool = True
     #: the guaranteed number of lanes in a subgroup; 0 if shaders cannot use subgroups
     subgroup_size: int = 0
     #: True if shaders can compute in 16 bits (HLSL's ``half``, the device feature shader-f16)

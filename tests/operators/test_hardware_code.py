@@ -102,12 +102,13 @@ def test_demo_kernels_fit_the_registers_and_add_no_instructions(agent, radv):
 def test_large_tiles_spend_most_instructions_on_products():
     """The vector arithmetic of a turn is products but for at most 15 %."""
     for name, loop in (("tile 16x4 by 64", 256), ("winograd 16x4 by 64", 512)):
-        cycles = hardware_table().kernels[name]
+        cycles = hardware_table(Limits()).kernels[name]
         assert 2 * loop / cycles.busy[-1] > 0.85, name
 
 
-def test_the_table_has_every_tile_that_the_rules_compare():
-    kernels = hardware_table().kernels
+@pytest.mark.parametrize("scalar_loads", [True, False])
+def test_the_tables_have_every_tile_that_the_rules_compare(scalar_loads):
+    kernels = hardware_table(Limits(scalar_loads=scalar_loads)).kernels
     direct = [
         f"{kind}{numbers}tile {r}x{c} by 64"
         for kind in ("", "transposed ")
@@ -146,9 +147,23 @@ def test_the_table_has_every_tile_that_the_rules_compare():
 
 
 def test_a_wave_that_fills_a_card_is_as_long_as_one():
-    table = hardware_table()
+    table = hardware_table(Limits())
     one, full, more = (
         table.seconds("tile 16x4 by 64", groups, [1, 3, 3, 15])
         for groups in (1, table.simds, table.simds + 1)
     )
     assert one == full < more
+
+
+def test_threads_share_filters_where_each_lane_loads_them():
+    """Where each lane loads what is the same for all, a window of one position would load four
+    numbers of the filter for four products."""
+    graph = load(AGENTS / "texture.nnef")
+
+    def columns(scalar_loads):
+        steps = plan_for(graph, "discrete", scalar_loads=scalar_loads).steps
+        windows = [step for step in steps if "conv_window" in str(step.path)]
+        return [int(step.defines["COLUMNS"]) for step in windows]
+
+    assert max(columns(True)) == 1
+    assert sum(n > 1 for n in columns(False)) > len(columns(False)) / 2

@@ -131,7 +131,7 @@ def _operator_seconds(draft: Draft, graph: Graph, node: Node, layouts: dict[str,
         least = least_seconds(Conv(op, _SHAPES[node.op](op.attrs, *op.inputs), node.op == "deconv"))
         if least < inf:
             return least
-    table = hardware_table()
+    table = hardware_table(draft.limits)
     return table.launch + node_cost(lookup(node.op), node, graph, layouts).bytes / table.memory
 
 

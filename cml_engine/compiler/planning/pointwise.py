@@ -55,7 +55,7 @@ def chain_pointwise(draft: Draft) -> Draft:
         layers = [_layer(draft.graph, node) for node, *_ in run]
         name = "+".join([*(n for node, *_ in run for n in node.inputs[1:]), "chain"])
         pack = partial(pack_layers, layers)
-        saved = (len(run) - 1) * hardware_table().launch
+        saved = (len(run) - 1) * hardware_table(draft.limits).launch
         joins.append(Join(run, _joined(draft, run, layers, name), name, pack, saved))
     return apply_joins(draft, joins)
 

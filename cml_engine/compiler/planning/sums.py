@@ -63,12 +63,12 @@ def join_sums(draft: Draft) -> Draft:
 def _join(draft: Draft, run: Sequence[Launch]) -> Join | None:
     """Returns the dispatch of a sum; None if the kernel cannot compute it, or not faster."""
     builder = _Builder(draft, [node for node, *_ in run])
-    terms = builder.terms()
-    tile = default_tile(terms) if terms else None
+    terms, table = builder.terms(), hardware_table(draft.limits)
+    tile = default_tile(terms, table) if terms else None
     members = [*builder.computed, *run]
     if terms is None or tile is None:
         return None
-    saved = sum(_seconds(draft, launch) for launch in members) - seconds(terms, tile)
+    saved = sum(_seconds(draft, launch) for launch in members) - seconds(terms, tile, table)
     if saved <= 0:
         return None
     found = Sum(terms, tile)
@@ -85,7 +85,7 @@ def _seconds(draft: Draft, launch: Launch) -> float:
     """Returns the modelled time of a convolution's own dispatch, or the least of another's."""
     node, _, dispatch, _ = launch
     if node.op != "conv":
-        return hardware_table().launch
+        return hardware_table(draft.limits).launch
     op = Lowering(draft.graph, node, draft.limits, draft.layouts, draft.lowered.packed)
     numbers = (int(dispatch.defines[name]) for name in ("ROWS", "COLUMNS", "LANES", "PARTS"))
     return conv_window.seconds(Conv(op, _shape(draft, node), False), ConvTile(*numbers))

@@ -1,8 +1,8 @@
 """The modelled time of kernels on hardware, by which the rules choose between them.
 
-``hardware.json`` is generated: ``python -m benchmarks.hardware --write`` compiles each kernel with
-AMD's compiler and counts its cycles (docs/design/performance.md states the model). The table is of
-one card. Other hardware has other times, but seldom another order; tuning measures it.
+The tables are generated: ``python -m benchmarks.hardware --write`` compiles each kernel with the
+compilers of AMD and NVIDIA and counts its cycles (docs/design/performance.md states the model). A
+table is of one card. Other hardware has other times; tuning measures them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,21 @@ from math import inf
 from operator import mul
 from pathlib import Path
 
-FILE = Path(__file__).with_name("hardware.json")
+from cml_engine.ir.limits import Limits
+
+#: the tables by :attr:`Limits.scalar_loads`
+FILES = {
+    True: Path(__file__).with_name("hardware_amd.json"),
+    False: Path(__file__).with_name("hardware_nvidia.json"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCycles:
-    """The cycles of a wave: outside of a kernel's loops, and in a turn of each, outermost first.
+    """The cycles of 64 lanes: outside of a kernel's loops, and in a turn of each, outermost first.
 
-    ``busy`` counts those in which its SIMD computes, ``alone`` those that pass if no other wave is
-    there. ``waves`` are the waves that fit a SIMD.
+    ``busy`` counts those in which its SIMD computes, or its loads keep others waiting; ``alone``
+    those that pass if no other wave is there. ``waves`` are the waves that fit a SIMD.
     """
 
     waves: int
@@ -52,8 +58,8 @@ class KernelLimits:
 class HardwareTable:
     """A card, and its kernels by name: ``tile 16x4 by 64``.
 
-    ``simds`` is the number of SIMDs, ``clock`` in 1/s; ``memory`` is in bytes per second and
-    ``launch`` the seconds of a dispatch without work.
+    ``simds`` is the number of SIMDs, or of pairs that take 64 lanes; ``clock`` is in 1/s,
+    ``memory`` in bytes per second, and ``launch`` the seconds of a dispatch without work.
     """
 
     simds: int
@@ -90,10 +96,14 @@ class HardwareTable:
         return self.launch + max(bounds)
 
 
+def hardware_table(limits: Limits) -> HardwareTable:
+    """Returns the table by which kernels are chosen for hardware with these limits."""
+    return _table(limits.scalar_loads)
+
+
 @cache
-def hardware_table() -> HardwareTable:
-    """Returns the table of ``hardware.json``."""
-    stored = json.loads(FILE.read_text(encoding="utf-8"))
+def _table(scalar_loads: bool) -> HardwareTable:
+    stored = json.loads(FILES[scalar_loads].read_text(encoding="utf-8"))
     kernels = {
         name: KernelCycles(row["waves"], tuple(row["busy"]), tuple(row["alone"]))
         for name, row in stored["kernels"].items()

@@ -101,7 +101,7 @@ def _dispatch(op: Lowering, source: str, target: str, copy: Copy) -> Dispatch:
     if op.limits.software:
         vector_copy = _lengthen_rows(vector_copy)
         return _copy_dispatch(source, target, vector_copy, width)
-    few = vector_copy.size <= _GROUP * _FEW_ITEMS * hardware_table().limits.copy_groups
+    few = vector_copy.size <= _GROUP * _FEW_ITEMS * hardware_table(op.limits).limits.copy_groups
     return _copy_dispatch(source, target, vector_copy, width, _FEW_ITEMS if few else _MORE_ITEMS)
 
 

@@ -346,14 +346,14 @@ def _default_threads(node: Reduced, kernel: str) -> Threads:
     if node.op.limits.software:
         return node.stage.threads
     # what neighbours would share of a load is not modelled: trees read apart only where cards idle
-    idle = node.stage.kept.size < hardware_table().simds * _WAVE
+    idle = node.stage.kept.size < hardware_table(node.op.limits).simds * _WAVE
     options = (*_HARDWARE_THREADS, *([_APART] if idle else []))
     return min(options, key=lambda threads: _seconds(node, threads, kernel))
 
 
 def _seconds(node: Reduced, threads: Threads, kernel: str) -> float:
     """Returns the modelled time of the first stage, and of the launch of another one."""
-    table, stage = hardware_table(), replace(node.stage, threads=threads)
+    table, stage = hardware_table(node.op.limits), replace(node.stage, threads=threads)
     lanes = stage.group if stage.tree else 1
     turns = -(-stage.reduced.size // (stage.chunks * stage.width * lanes))
     waves = stage.groups * -(-stage.group // _WAVE)

@@ -83,7 +83,7 @@ def direct_seconds(conv: Conv, tile: ConvTile) -> float:
     if not is_depthwise(conv):
         # TURN of conv.hlsl: the first block stands before the loop, whose turns are one or two
         turns.append(max(params["band"] - 1, 0) // (1 if tile.columns > 2 else 2))
-    return hardware_table().seconds(f"{kind}tile {tile}", groups, turns)
+    return hardware_table(conv.op.limits).seconds(f"{kind}tile {tile}", groups, turns)
 
 
 def _rows_cost(conv: Conv, rows: int) -> float:

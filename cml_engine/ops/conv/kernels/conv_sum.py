@@ -26,7 +26,7 @@ from cml_engine.ops.conv.node import GROUP, ConvTile
 from cml_engine.ops.conv.shapes import ConvShape
 from cml_engine.ops.declaration.epilogue import per_channel
 from cml_engine.ops.declaration.expression import LETTERS
-from cml_engine.ops.declaration.hardware import hardware_table
+from cml_engine.ops.declaration.hardware import HardwareTable, KernelLimits
 from cml_engine.ops.declaration.registry import formula_of
 from cml_engine.ops.declaration.spec import Defines, Dispatch, engine_kernel
 from cml_engine.ops.elementwise.kernels.elementwise import Link, chain_statements
@@ -222,13 +222,13 @@ def _splits(terms: Sequence[Term], first: Sequence[int], parts: int) -> list[int
     return splits
 
 
-def default_tile(terms: Sequence[Term]) -> ConvTile | None:
+def default_tile(terms: Sequence[Term], table: HardwareTable) -> ConvTile | None:
     """Returns the tile with the least modelled time; None if none fits."""
-    return min(_fitting_tiles(terms), key=lambda tile: seconds(terms, tile), default=None)
+    tiles = _fitting_tiles(terms, table.limits)
+    return min(tiles, key=lambda tile: seconds(terms, tile, table), default=None)
 
 
-def _fitting_tiles(terms: Sequence[Term]) -> Iterator[ConvTile]:
-    limits = hardware_table().limits
+def _fitting_tiles(terms: Sequence[Term], limits: KernelLimits) -> Iterator[ConvTile]:
     if any(term.blocks_of_turn * term.shape.taps > limits.window_cells for term in terms):
         return
     first = shared_sums(terms)
@@ -244,14 +244,14 @@ def _fitting_tiles(terms: Sequence[Term]) -> Iterator[ConvTile]:
                 yield ConvTile(rows, 1, GROUP, parts)
 
 
-def seconds(terms: Sequence[Term], tile: ConvTile) -> float:
+def seconds(terms: Sequence[Term], tile: ConvTile, table: HardwareTable) -> float:
     """Returns the modelled time: a wave executes the turns of all terms, and once what stands
     outside of them."""
     once, turns, waves = ConvTile(tile.rows, 1, GROUP), list[tuple[float, float]](), list[int]()
     outside = (0.0, 0.0)
     for term in terms:
         kind, scale = row_of_table(term.shape.taps, term.blocks_of_turn)
-        kernels = hardware_table().kernels
+        kernels = table.kernels
         cycles = kernels.get(f"{kind} inside window {once}", kernels.get(f"{kind} window {once}"))
         if cycles is None:  # the table is being written
             return inf
@@ -263,7 +263,7 @@ def seconds(terms: Sequence[Term], tile: ConvTile) -> float:
         outside = max(outside[0], ends[0]), max(outside[1], ends[1])
         waves.append(cycles.waves)
     busy, alone = (out + sum(n) for out, n in zip(outside, zip(*turns, strict=True), strict=True))
-    return hardware_table().seconds_of(busy, alone, min(waves), _groups(terms, tile) * tile.parts)
+    return table.seconds_of(busy, alone, min(waves), _groups(terms, tile) * tile.parts)
 
 
 def _groups(terms: Sequence[Term], tile: ConvTile) -> int:

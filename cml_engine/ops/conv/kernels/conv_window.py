@@ -87,7 +87,7 @@ def tiles(conv: Conv) -> list[ConvTile]:
 
 def _fitting_tiles(conv: Conv) -> list[ConvTile]:
     """Returns the tiles whose code and inputs are small enough."""
-    found, limits = [], hardware_table().limits
+    found, limits = [], hardware_table(conv.op.limits).limits
     # an input is a register if it is four bytes, two if it is four halves, else four
     share = 4 if conv.dot4 else 2 if conv.halves else 1
     cells = limits.window_cells * share
@@ -137,7 +137,7 @@ def seconds(conv: Conv, tile: ConvTile) -> float:
     """Returns the modelled time of this kernel, without a copy that the others need."""
     groups, _ = _launch(conv, tile)
     kind, scale = row_of_table(conv.shape.taps, _blocks(conv, tile))
-    turns, kernels = -(-_turns(conv, tile) // tile.parts), hardware_table().kernels
+    turns, kernels = -(-_turns(conv, tile) // tile.parts), hardware_table(conv.op.limits).kernels
     name = f"{conv.numbers}window {tile}"
     inside = kernels.get(f"{kind} inside {name}") if conv.shape.is_inside else None
     turn = inside or kernels.get(f"{kind} {name}")
@@ -151,7 +151,7 @@ def seconds(conv: Conv, tile: ConvTile) -> float:
         more, waves = max(turns * scale - 1, 0), turn.waves
         busy, alone = sum(turn.busy[:-1]), sum(turn.alone[:-1])
     busy, alone = busy + more * turn.busy[-1], alone + more * turn.alone[-1]
-    return hardware_table().seconds_of(busy, alone, waves, groups * tile.parts)
+    return hardware_table(conv.op.limits).seconds_of(busy, alone, waves, groups * tile.parts)
 
 
 def row_of_table(taps: int, blocks: int) -> tuple[str, float]:
@@ -189,7 +189,7 @@ def best_seconds(conv: Conv) -> float:
     """Returns the modelled time with the default tile, infinity if it is not possible."""
     if not is_possible(conv):
         return inf
-    saved = hardware_table().launch if _is_plain(conv) else 0.0  # the copy in blocks
+    saved = hardware_table(conv.op.limits).launch if _is_plain(conv) else 0.0  # the copy in blocks
     return seconds(conv, default_tile(conv)) - saved
 
 

@@ -62,7 +62,7 @@ def default_tile(conv: Conv) -> ConvTile:
 
 def _seconds(conv: Conv, tile: ConvTile) -> float:
     kernel = f"{conv.stored}depthwise {tile}"
-    return hardware_table().seconds(kernel, _groups(conv, tile))
+    return hardware_table(conv.op.limits).seconds(kernel, _groups(conv, tile))
 
 
 def least_seconds(conv: Conv) -> float:

@@ -121,7 +121,7 @@ def default_tile(conv: Conv) -> ConvTile:
 
 def seconds(conv: Conv) -> float:
     """Returns the modelled time of all stages on hardware, with the default tile."""
-    table, tile = hardware_table(), default_tile(conv)
+    table, tile = hardware_table(conv.op.limits), default_tile(conv)
     pairs, out_blocks = -(-conv.in_blocks // 2), -(-conv.shape.out_channels // 4)
     # bytes of a block of a tile, and of its results or inputs
     moved = _block_bytes(conv) * (_POINTS + 16)
@@ -143,7 +143,9 @@ def _product_seconds(conv: Conv, tile: ConvTile, tiles: int) -> float:
     turns = [max(-(-in_blocks // 2) - 1, 0)]
     blocks = _POINTS * (tiles * (in_blocks + out_blocks) + 4 * in_blocks * out_blocks)
     kernel = f"{conv.numbers}winograd {tile}"
-    return hardware_table().seconds(kernel, groups, turns, _block_bytes(conv) * blocks)
+    return hardware_table(conv.op.limits).seconds(
+        kernel, groups, turns, _block_bytes(conv) * blocks
+    )
 
 
 def _block_bytes(conv: Conv) -> float:

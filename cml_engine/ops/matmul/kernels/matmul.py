@@ -128,7 +128,7 @@ def expected_time(
     # four of k in each step; the first turn stands before the loop
     turns = [max(inner / (4 * steps_ahead(tile)) - 1, 0)]
     kind = "matmul" if is_constant else "computed matmul"
-    return hardware_table().seconds(f"{kind} tile {tile}", groups, turns)
+    return hardware_table(limits).seconds(f"{kind} tile {tile}", groups, turns)
 
 
 PARAMS = (
@@ -485,7 +485,7 @@ def default_tile(p: MatrixProduct) -> MatmulTile:
             tile, p.rows, p.columns, p.inner, prod(p.batch), limits, is_constant
         )
         is_counted = not limits.software and _is_copied(p, tile)
-        return seconds + is_counted * hardware_table().launch
+        return seconds + is_counted * hardware_table(limits).launch
 
     return min(_tiles_of(p), key=time)
 
