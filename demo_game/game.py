@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import wgpu
@@ -431,9 +432,10 @@ class Game:
             self.on_fit(fit.describe())
 
     def _measure_picture(self, camera: Camera, now_s: float, share: float, effort: int) -> float:
-        """Returns the milliseconds of the fastest of some pictures drawn apart from the target.
+        """Returns the median milliseconds of some pictures drawn apart from the target.
 
-        ``share`` is that of the target's sides. The others say what else ran on the machine.
+        ``share`` is that of the target's sides. What else runs on the machine all the time counts,
+        and a hitch does not.
         """
         renderer, before = self.renderer, (self.renderer.width, self.renderer.height)
         width, height = (round(share * side) for side in before)
@@ -454,7 +456,7 @@ class Game:
             times_ms.append(_ms_since(start))
         renderer.resize(*before)
         target.destroy()
-        return min(times_ms[1:])  # the driver compiles shaders in the first
+        return median(times_ms[1:])  # the driver compiles shaders in the first
 
     def _take_times(self) -> None:
         """Passes the measured times of pictures to the log, the scheduler and the drawing pace."""
