@@ -7,6 +7,7 @@ case, or one of the two; all of them in the long suite.
 
 import pytest
 
+import cml_engine.demo_game.operators  # noqa: F401  # declares the demo's operators, which have cases
 from cml_engine.ops.declaration.registry import registered
 from cml_engine.testing import blocked_layouts, case_graph
 from tests.fixtures.operators import check_graph
