@@ -2,8 +2,8 @@
 
 ``upres64`` and ``upres128`` are realesr-animevideov3-x4 (18 convolutions, 5.1 and 20.5 GFLOP);
 ``mobilenet`` and ``unet`` are made by the bench, at 128x128; ``stylegan2`` is its generator at
-256x256 with random weights; ``vit`` and ``gpt`` are two transformer blocks each; ``agent-…`` are
-the trained networks of the demo game, which ncnn cannot read. All use 32-bit floats.
+256x256 with random weights, which has no file of ncnn's; ``vit`` and ``gpt`` are two transformer
+blocks each; ``agent-…`` are the trained networks of the demo game. All use 32-bit floats.
 """
 
 from __future__ import annotations
