@@ -178,7 +178,7 @@ def test_indices_outside_are_refused(call, index):
      "Split(x, c)", "TopK(x, one)", "CumSum(x, one)", "CenterCropPad(x, c)", "OneHot(i, one, d)"],
 )  # fmt: skip
 def test_matrices_are_no_lists(call):
-    """What a runtime reads as a list or as one number has one axis at most."""
+    """A value that a runtime reads as a list or as one number has one axis at most."""
     given = {"c": np.array([[1], [0]]), "f": np.float32([[1], [1]]), "d": np.array([0, 1]),
              "one": np.array([[1]]), "i": np.array([0])}  # fmt: skip
     refused(model(f"y = {call}", "x: [1, 1]", "y", given, opset=18), r"got .*1\], wanted one axis")

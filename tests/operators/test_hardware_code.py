@@ -156,8 +156,8 @@ def test_a_wave_that_fills_a_card_is_as_long_as_one():
 
 
 def test_threads_share_filters_where_each_lane_loads_them():
-    """Where each lane loads what is the same for all, a window of one position would load four
-    numbers of the filter for four products."""
+    """A window of one position would load four numbers of the filter for four products, if each
+    lane loads what is the same for all."""
     graph = load(AGENTS / "texture.nnef")
 
     def columns(scalar_loads):
