@@ -137,13 +137,13 @@ def seconds(conv: Conv, tile: ConvTile) -> float:
     """Returns the modelled time of this kernel, without a copy that the others need."""
     groups, _ = _launch(conv, tile)
     kind, scale = row_of_table(conv.shape.taps, _blocks(conv, tile))
-    turns, kernels = -(-_turns(conv, tile) // tile.parts), hardware_table(conv.op.limits).kernels
+    turns, table = -(-_turns(conv, tile) // tile.parts), hardware_table(conv.op.limits)
     name = f"{conv.numbers}window {tile}"
-    inside = kernels.get(f"{kind} inside {name}") if conv.shape.is_inside else None
-    turn = inside or kernels.get(f"{kind} {name}")
+    inside = table.kernels.get(f"{kind} inside {name}") if conv.shape.is_inside else None
+    turn = inside or table.kernels.get(f"{kind} {name}")
     if turn is None:  # the table is being written
         return inf
-    once = kernels.get(f"{kind} inside once {name}") if inside and turns == 1 else None
+    once = table.kernels.get(f"{kind} inside once {name}") if inside and turns == 1 else None
     if once:
         waves, more, busy, alone = once.waves, scale - 1, sum(once.busy), sum(once.alone)
     else:
@@ -151,7 +151,7 @@ def seconds(conv: Conv, tile: ConvTile) -> float:
         more, waves = max(turns * scale - 1, 0), turn.waves
         busy, alone = sum(turn.busy[:-1]), sum(turn.alone[:-1])
     busy, alone = busy + more * turn.busy[-1], alone + more * turn.alone[-1]
-    return hardware_table(conv.op.limits).seconds_of(busy, alone, waves, groups * tile.parts)
+    return table.seconds_of(busy, alone, waves, groups * tile.parts)
 
 
 def row_of_table(taps: int, blocks: int) -> tuple[str, float]:
