@@ -118,7 +118,7 @@ def main(arguments: Sequence[str]) -> int:
         try:
             print(draw(name, numbers))
         except ImportError:
-            print("error: matplotlib is missing: pip install -e '.[plot]'", file=sys.stderr)
+            print('error: matplotlib is missing: pip install -e ".[plot]"', file=sys.stderr)
             return 1
         except (OSError, ValueError, KeyError) as error:
             print(f"error: '{numbers}' cannot be drawn: {error}\n{__doc__}", file=sys.stderr)

@@ -198,7 +198,7 @@ def need_extra(window: bool, overlay: bool) -> None:
                 import_module(module)
         except ImportError as error:
             raise cml.InputError(
-                f"{feature} with {module} ({error}): pip install 'cml-engine[game]', "
+                f'{feature} with {module} ({error}): pip install "cml-engine[game]", '
                 f"or {workaround}"
             ) from None
 

@@ -58,7 +58,7 @@ def need_extra() -> None:
         except ImportError:
             missing.append(package)
     if missing:
-        raise InputError(f"{' and '.join(missing)} not installed: pip install 'cml-engine[bake]'")
+        raise InputError(f'{" and ".join(missing)} not installed: pip install "cml-engine[bake]"')
 
 
 @contextlib.contextmanager

@@ -184,7 +184,7 @@ def _match_pattern(pattern: str) -> list[str]:
     if not paths:
         raise InputError(
             f"--inputs '{pattern}': no such file. Wanted .npy, .npz or .png files, or a Zarr "
-            "array; a pattern in quotes, such as 'tiles/*.npy'"
+            'array; a pattern in quotes, such as "tiles/*.npy"'
         )
     return paths
 

@@ -73,7 +73,7 @@ def check(file: NamedFile, name: str, fact: Fact, *, is_output: bool) -> None:
         except ImportError:
             raise InputError(
                 f"{role} '{name}': {file.suffix} needs the package {picture_format.package}: "
-                "pip install 'cml-engine[images]'"
+                'pip install "cml-engine[images]"'
             ) from None
     if file.bits and file.bits not in picture_format.bits:
         sizes = " or ".join(map(str, picture_format.bits))

@@ -377,4 +377,4 @@ def _drawing(module: str) -> ModuleType:
         return import_module(module)
     except ImportError as error:
         problem = f"a panel is drawn with imgui-bundle ({error})"
-        raise InputError(f"{problem}: pip install 'cml-engine[game]'") from None
+        raise InputError(f'{problem}: pip install "cml-engine[game]"') from None

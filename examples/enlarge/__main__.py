@@ -84,7 +84,7 @@ def train(options: argparse.Namespace) -> None:
     try:
         import torch
     except ImportError:
-        raise cml.InputError("training needs PyTorch: pip install -e '.[training]'") from None
+        raise cml.InputError('training needs PyTorch: pip install -e ".[training]"') from None
     from examples.enlarge import network
 
     torch.set_num_threads(1)  # so results do not depend on the number of cores

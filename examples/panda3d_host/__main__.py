@@ -24,7 +24,7 @@ try:
     from direct.showbase.ShowBase import ShowBase
     from panda3d.core import CardMaker, NodePath, PNMImage, Texture, loadPrcFileData
 except ImportError as error:
-    raise SystemExit(f"{error}: pip install 'cml-engine[opengl]'") from None
+    raise SystemExit(f'{error}: pip install "cml-engine[opengl]"') from None
 
 import cml_engine as cml
 from cml_engine import FrameScheduler

@@ -298,7 +298,7 @@ def play(
         print(error, file=sys.stderr)
         return 1
     except ImportError as error:  # of the overlay, or of a window
-        print(f"{error}: pip install 'cml-engine[game]'", file=sys.stderr)
+        print(f'{error}: pip install "cml-engine[game]"', file=sys.stderr)
         return 1
     print(game.summary.text(game.gpu.name))
     return 0

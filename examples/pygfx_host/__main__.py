@@ -29,7 +29,7 @@ try:
     from pygfx.renderers.wgpu import CopyPass, get_shared
     from pygfx.renderers.wgpu.engine.update import ensure_wgpu_object
 except ImportError as error:
-    raise SystemExit(f"{error}: pip install 'cml-engine[pygfx]'") from None
+    raise SystemExit(f'{error}: pip install "cml-engine[pygfx]"') from None
 
 import cml_engine as cml
 from cml_engine import FrameScheduler, Job

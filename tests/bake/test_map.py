@@ -374,7 +374,7 @@ def test_map_command_runs_in_onnx_runtime(client, words, tmp_path, rng, run_cml)
 def test_missing_dask_gives_an_install_message(words, tmp_path, rng, refused, monkeypatch):
     images(tmp_path / "in", 1, rng)
     monkeypatch.setitem(sys.modules, "distributed", None)
-    assert "distributed not installed: pip install 'cml-engine[bake]'" in refused(*words)
+    assert 'distributed not installed: pip install "cml-engine[bake]"' in refused(*words)
 
 
 NAMES = ["../../evil", "", ".", "/evil", "a/../b", "a/./b", "a\0b", "\ud800", "x" * 300,

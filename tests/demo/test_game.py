@@ -506,7 +506,7 @@ def test_missing_extra_is_reported_with_install_command(missing, options, capsys
     monkeypatch.setitem(sys.modules, missing, None)
     assert main(options) == 2
     message = capsys.readouterr().err
-    assert f"with {missing} (" in message and "pip install 'cml-engine[game]', or " in message
+    assert f"with {missing} (" in message and 'pip install "cml-engine[game]", or ' in message
 
 
 def jpeg(path):

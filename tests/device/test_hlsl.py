@@ -169,7 +169,7 @@ def test_platforms_without_a_compiler_say_to_cook_elsewhere(
     with pytest.raises(DeviceError) as error:
         compile_spirv(key_of(kernel))
     compilers.library.cache_clear()
-    way_out = "pip install 'cml-engine[compiler]'" if exists else "cook the network elsewhere (cml"
+    way_out = 'pip install "cml-engine[compiler]"' if exists else "cook the network elsewhere (cml"
     assert way_out in error.value.message
     assert (f"this platform ({system}, {processor})" in error.value.message) != exists
 

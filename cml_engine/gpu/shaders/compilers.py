@@ -263,6 +263,6 @@ def library() -> str:
         )
     raise DeviceError(
         "There is no HLSL compiler, and the cache does not have all the shaders that are needed. "
-        "Install the compiler (pip install 'cml-engine[compiler]'), play a cooked file, or use "
+        'Install the compiler (pip install "cml-engine[compiler]"), play a cooked file, or use '
         "--backend cpu."
     )

@@ -46,7 +46,7 @@ class OnnxRuntimeProgram(HostProgram):
         except ImportError:
             raise DeviceError(
                 "cpu='onnxruntime' needs the package onnxruntime: pip install "
-                f"'cml-engine[onnxruntime]', or {_ELSE}"
+                f'"cml-engine[onnxruntime]", or {_ELSE}'
             ) from None
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads or max(1, (os.cpu_count() or 1) // 2)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @command(
     GROUP,
-    "cml map enlarge.onnx --inputs 'tiles/*.npy' -o enlarged.zarr --shape 1,3,64,64",
+    'cml map enlarge.onnx --inputs "tiles/*.npy" -o enlarged.zarr --shape 1,3,64,64',
     "model",
     "backend",
     "adapter",
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         "--inputs",
         required=True,
         metavar=PATTERN,
-        help="files such as 'tiles/*.npy', in quotes (.npy, .npz, .png), or a Zarr array with an "
+        help='files such as "tiles/*.npy", in quotes (.npy, .npz, .png), or a Zarr array with an '
         "input in each chunk",
     ),
     value_option(
