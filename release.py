@@ -48,13 +48,13 @@ def build_packages(folder: Path, *, npm: bool = True) -> None:
     git ignores.
     """
     build_core()
-    _run_hatchling("build_sdist", ROOT, folder)
+    run_hatchling("build_sdist", ROOT, folder)
     (source,) = folder.glob("cml_engine-*.tar.gz")
     with tempfile.TemporaryDirectory() as unpacked:
         with tarfile.open(source) as archive:
             archive.extractall(unpacked, filter="data")
         (tree,) = Path(unpacked).iterdir()
-        _run_hatchling("build_wheel", tree, folder)
+        run_hatchling("build_wheel", tree, folder)
         build_c(tree, folder)
         if npm:
             build_npm(tree, folder)
@@ -128,7 +128,7 @@ def version() -> str:
     return found[1]
 
 
-def _run_hatchling(step: str, tree: Path, folder: Path) -> None:
+def run_hatchling(step: str, tree: Path, folder: Path) -> None:
     command = [sys.executable, "-c", _BUILD, step, str(folder)]
     subprocess.run(command, cwd=tree, check=True, stdout=subprocess.DEVNULL)
 

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from release import run_hatchling
+from tasks import LINKED
+
 ROOT = Path(__file__).resolve().parents[2]
 #: folders of the tree and their places in the wheel
 PLACES = {
@@ -61,6 +64,26 @@ def test_wheel_has_one_top_level_package(names):
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"cml_engine"}
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+def test_a_wheel_needs_no_links(tmp_path):
+    """``pip install .`` works where git wrote text files for links, its default on Windows."""
+    tree, dist = tmp_path / "tree", tmp_path / "dist"
+    files = ("hatch_build.py", "tasks.py", "pyproject.toml", "README.md", "LICENSE")
+    for name in ("cml_engine/__init__.py", *files):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_bytes((ROOT / name).read_bytes())
+    for name in LINKED:
+        (tree / name).mkdir()
+        (tree / name / "__init__.py").touch()
+        (tree / "cml_engine" / name).write_text(f"../{name}")
+    dist.mkdir()
+    run_hatchling("build_wheel", tree, dist)
+    (built,) = dist.glob("*.whl")
+    with zipfile.ZipFile(built) as archive:
+        found = {name for name in archive.namelist() if ".dist-info" not in name}
+    modules = {f"cml_engine/{name}/__init__.py" for name in LINKED}
+    assert found == {"cml_engine/__init__.py", *modules}
 
 
 def test_foreign_scheduler_package_does_not_conflict(environment, tmp_path):
