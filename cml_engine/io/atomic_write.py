@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 import stat
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +35,9 @@ PARTIAL = ".cml-partial-"
 COMPLETE = ".cml-complete"
 #: Age in seconds at which a partial file counts as abandoned.
 _ABANDONED_S = 3600.0
+#: Seconds for which a rename is tried again, and between two tries: Windows refuses it while any
+#: program has the file open, such as a reader, another writer or a virus scanner.
+_PATIENCE_S, _PAUSE_S = 1.0 if sys.platform == "win32" else 0.0, 0.01
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 Content = bytes | str | Callable[[BinaryIO], object]
@@ -139,9 +143,22 @@ def replace_file(target: Path, content: Content) -> None:
             _put(file, content)
         if target.exists():
             partial.chmod(stat.S_IMODE(target.stat().st_mode))
-        os.replace(partial, target)
+        rename(partial, target)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Renames a file or a folder atomically; a file at ``target`` is replaced."""
+    end = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            os.replace(source, target)
+            return
+        except PermissionError:
+            if time.monotonic() >= end:
+                raise
+        time.sleep(_PAUSE_S)
 
 
 def _put(file: BinaryIO, content: Content) -> None:

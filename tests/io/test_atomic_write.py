@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cml_engine.io import write_atomically
+from cml_engine.io import atomic_write, write_atomically
 from tests.fixtures.pages import ROOT
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs the modes and files of POSIX")
@@ -52,6 +52,27 @@ def test_failed_write_leaves_the_folder_unchanged(tmp_path, content, before):
     )
     if content is disk_full:
         assert str(caught.value) == f"[Errno 28] No space left on device: {str(file)!r}"
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_file_that_is_open_elsewhere_is_replaced_once_it_is_closed(tmp_path, monkeypatch, closes):
+    """Windows refuses to replace an open file; a program that keeps it open is an error."""
+    file, refusals, replace = tmp_path / "file", iter(range(3 if closes else 10**9)), os.replace
+    file.write_bytes(b"old")
+
+    def replace_closed(source, target):
+        if next(refusals, None) is not None:
+            raise PermissionError(errno.EACCES, "Access is denied", str(source))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", replace_closed)
+    monkeypatch.setattr(atomic_write, "_PATIENCE_S", 60.0 if closes else 0.05)
+    if closes:
+        write_atomically(file, b"new")
+    else:
+        with pytest.raises(PermissionError, match=re.escape(repr(str(file)))):
+            write_atomically(file, b"new")
+    assert [p.read_bytes() for p in tmp_path.iterdir()] == [b"new" if closes else b"old"]
 
 
 def test_concurrent_writers_all_succeed(tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cml_engine.errors import CmlError, InputError
-from cml_engine.io.atomic_write import COMPLETE, PARTIAL, sweep, write_atomically
+from cml_engine.io.atomic_write import COMPLETE, PARTIAL, rename, sweep, write_atomically
 from cml_engine.io.output_folder import check_new_file, check_new_folder, file_below
 from cml_engine.ir.graph import Array, Attrs, Graph
 from cml_engine.nnef.expansion.compose import ComposedDocument, compose, expression
@@ -113,7 +113,7 @@ def _write_folder(composed: ComposedDocument, path: Path, overwrite: bool) -> No
         _finish(path)  # completes the save of a killed process
         for name in _names_in(partial):
             file_below(path, name).parent.mkdir(parents=True, exist_ok=True)
-        partial.rename(path / COMPLETE)
+        rename(partial, path / COMPLETE)
         _finish(path)
         sweep(path)
     finally:
@@ -150,7 +150,7 @@ def _finish(path: Path) -> None:
     if GRAPH_FILE in names:
         (path / GRAPH_FILE).unlink(missing_ok=True)
         for name in names:
-            (complete / name).replace(file_below(path, name))
+            rename(complete / name, file_below(path, name))
         quant = path / QUANT_FILE
         if quant.exists() and quant.read_bytes() == NOTHING.encode():
             quant.unlink()
