@@ -27,6 +27,7 @@ __all__ = [
     "check_new_folder",
     "file_below",
     "file_stem",
+    "is_device",
     "name_problem",
 ]
 
@@ -35,6 +36,8 @@ _OVERWRITE = "allow to overwrite it (--overwrite, overwrite=True)"
 _FILES = "cml_files"
 #: the most bytes of a file name on common file systems
 _LONGEST_PART = 255
+#: names of devices on Windows, which no file has there, whatever its suffix
+_DEVICE = re.compile(r"(con|prn|aux|nul|(com|lpt)[0-9\u00b9\u00b2\u00b3]) *(\.|$)", re.IGNORECASE)
 _LONGEST_STEM = 150  # leaves room for numbers, digests and suffixes
 
 
@@ -78,6 +81,11 @@ def name_problem(name: str, allowed: str = "") -> str:
     return "is too long" if len(name) > 1000 or longest > _LONGEST_PART else ""
 
 
+def is_device(name: str) -> bool:
+    """Returns True if a part of a path is the name of a device on Windows, such as ``aux.dat``."""
+    return any(_DEVICE.match(part) for part in PurePosixPath(name).parts)
+
+
 def file_below(folder: Path, name: str) -> Path:
     """Returns the path ``folder / name`` after checking that it can be written safely.
 
@@ -103,10 +111,10 @@ def file_stem(text: str) -> str:
     """Converts any text to a file name without a suffix.
 
     Runs of characters other than letters, digits, ``_`` and ``.`` become ``-``. A long name is
-    cut, an empty one becomes ``unnamed``.
+    cut, an empty one becomes ``unnamed``, and the name of a device on Windows begins with ``_``.
     """
     name = re.sub(r"[^\w.]+", "-", text, flags=re.ASCII).strip("-.")
-    return name[:_LONGEST_STEM] or "unnamed"
+    return ("_" if is_device(name) else "") + name[:_LONGEST_STEM] or "unnamed"
 
 
 class OutputFolder:

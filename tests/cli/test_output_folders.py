@@ -9,7 +9,7 @@ import cml_engine as cml
 from cml_engine.compiler.plan import KernelCode
 from cml_engine.gpu.shaders.dump import dump_kernel
 from cml_engine.io.atomic_write import COMPLETE
-from cml_engine.io.output_folder import OutputFolder, file_below, file_stem, name_problem
+from cml_engine.io.output_folder import OutputFolder, file_below, file_stem, is_device, name_problem
 from tests.fixtures.models import write_model
 from tests.players.deno import need_core
 
@@ -140,6 +140,12 @@ def test_cooked_kernel_label_is_not_used_as_a_path(label, tmp_path):
     made = dump_kernel(key, tmp_path / "dump")
     assert made.parent == tmp_path / "dump" and made.read_text() == "fn main() {}"
     assert [path.name for path in tmp_path.iterdir()] == ["dump"]
+
+
+@pytest.mark.parametrize("name", ["con", "AUX", "nul.json", "com1", "lpt9.a.b"])
+def test_a_stem_is_no_device_of_windows(name):
+    assert is_device(name) and is_device(f"a/{name}") and not is_device(f"{name.split('.')[0]}2")
+    assert not is_device(file_stem(name)) and file_stem(name).startswith("_")
 
 
 def test_a_cooked_file_does_not_replace_its_model(given, tmp_path, refused):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import InputError, ModelError
+from cml_engine.io.output_folder import is_device
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, AttrValue, Graph, Node, numbered_name
 from cml_engine.ir.single_value import distinct
 from cml_engine.nnef.expansion.document_builder import FLOAT_TAIL, FRAGMENTS, INTEGER
@@ -125,6 +126,8 @@ class _Composer:
         self._literals = {n for n, a in graph.constants.items() if self._is_literal(n, a)}
         self._tensors: dict[str, Array] = {}
         self._files: dict[str, str] = {}
+        #: the label of each constant that is a tensor file
+        self._labels: dict[str, str] = {}
 
     def compose(self) -> ComposedDocument:
         graph = self._graph
@@ -149,7 +152,7 @@ class _Composer:
             ),
         )
         quantization = {self._names.of(n): attrs for n, attrs in graph.quantization.items()}
-        labels = frozenset(graph.labels.get(name, "") for name in self._quantized)
+        labels = frozenset(self._labels.get(name, "") for name in self._quantized)
         return ComposedDocument(document, self._tensors, quantization, graph.notes, labels)
 
     def _extensions(self, fragments: bool) -> tuple[Name, ...]:
@@ -183,7 +186,7 @@ class _Composer:
         shape = list(values.shape)
         different = distinct(values)
         if name in self._graph.labels or not _fits_text(different):
-            label = self._label(name, values)
+            label = self._labels[name] = self._label(name, values)
             return self._declare(name, "variable", dtype, shape=shape, label=label)
         flat = different.reshape(-1)
         if flat.size and (flat == flat[0]).all():
@@ -269,12 +272,12 @@ class _Composer:
     def _label(self, name: str, values: Array) -> str:
         """Records a constant as a tensor file and returns the file's label.
 
-        It is the constant's own label, or a new one if other values have that label. Stored
-        integers that two lines of ``graph.quant`` read differently are two tensors at this
-        point.
+        It is the constant's own label, or a new one if other values have that label, or if Windows
+        has no file of that name. Stored integers that two lines of ``graph.quant`` read differently
+        are two tensors at this point.
         """
         label = self._graph.labels.get(name)
-        if label is None:
+        if label is None or is_device(label):
             return self._new_label(self._names.of(name), values)
         first = self._files.setdefault(tensor_file_name(label).lower(), name)
         if not are_same(self._graph.constants[first], values):
@@ -285,7 +288,9 @@ class _Composer:
     def _new_label(self, base: str, values: Array) -> str:
         labels = self._graph.labels.values()
         reserved = {*self._files, *(tensor_file_name(label).lower() for label in labels)}
-        label = numbered_name(base, lambda name: tensor_file_name(name).lower() in reserved)
+        label = numbered_name(
+            base, lambda name: is_device(name) or tensor_file_name(name).lower() in reserved
+        )
         self._files[tensor_file_name(label).lower()] = label
         self._tensors[label] = values
         return label

@@ -13,12 +13,14 @@ import pytest
 import cml_engine as cml
 from cml_engine.errors import CmlError, InputError, ModelError
 from cml_engine.io import atomic_write
+from cml_engine.io.output_folder import is_device
 from cml_engine.ir.graph import Epilogue, Fact, Graph
 from cml_engine.nnef import write_tensor
 from cml_engine.nnef.files import writer
 from cml_engine.nnef.files.writer import save, to_text
 from tests.fixtures.graphs import node
 from tests.fixtures.messages import raises
+from tests.fixtures.pages import ROOT
 from tests.nnef.conftest import load_native
 
 TEXT = """version 1.0;
@@ -120,6 +122,22 @@ def test_different_tensors_get_different_files(tmp_path, second):
         np.testing.assert_array_equal(loaded.constants[name], values)
     assert loaded.constants["a"] is loaded.constants["c"]
     assert dict(loaded.labels) == {"a": "w", "b": "b", "c": "w"}
+
+
+@pytest.mark.parametrize("label", ["aux", "head/AUX/w", "nul.w", "com1"])
+def test_no_file_has_the_name_of_a_device_of_windows(tmp_path, label):
+    """Its tensor gets another label, and integers of ``graph.quant`` stay such."""
+    graph = cml.load(ROOT / "demo_game/models/integer/population.nnef")
+    name = next(name for name in graph.quantization if name in graph.labels)
+    renamed = graph.with_(labels={**graph.labels, name: label})
+    for saved, path in ((graph, "before"), (renamed, "after")):
+        save(saved, tmp_path / path)
+    before, after = tree(tmp_path / "before"), tree(tmp_path / "after")
+    assert not any(is_device(file) for file in after)
+    assert before.pop(f"{graph.labels[name]}.dat") == after.pop(f"{name}.dat")
+    assert {**before, "graph.nnef": b""} == {**after, "graph.nnef": b""}
+    loaded = load_native(tmp_path / "after")
+    np.testing.assert_array_equal(loaded.constants[name], graph.constants[name])
 
 
 def tree(folder):
