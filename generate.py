@@ -157,7 +157,7 @@ def c_planning() -> str:
 
 def documentation() -> str:
     """Returns the text of docs/cooked.md with the tables of its records replaced."""
-    text = DOCS.read_text()
+    text = DOCS.read_text("utf-8")
     for record in records():
         begin = f"<!-- {record.__name__} -->\n"
         if begin in text:
@@ -245,10 +245,10 @@ def main() -> int:
         (DOCS, documentation()),
         (OPERATORS, operator_methods()),
     ):
-        if not path.exists() or path.read_text() != text:
+        if not path.exists() or path.read_text("utf-8") != text:
             stale.append(path.relative_to(ROOT))
             if not check:
-                path.write_text(text)
+                path.write_text(text, "utf-8", newline="\n")
     for name in stale:
         print(f"{name}: {'not current, run python generate.py' if check else 'written'}")
     return int(check and bool(stale))

@@ -82,7 +82,7 @@ def main(arguments: Sequence[str]) -> int:
         "warning": warning,
         "models": [benched.record for benched in done],
     }
-    before = json.loads(options.against.read_text()) if options.against else None
+    before = json.loads(options.against.read_text("utf-8")) if options.against else None
     command.write_results(options, report, done)
     worse = table.worse(report, before) if before else []
     for text in worse:

@@ -19,6 +19,7 @@ from cml_engine.errors import InputError, InternalError
 from cml_engine.errors import arguments as ranges
 from cml_engine.tools import cli
 from cml_engine.tools.cli.main import parser
+from cml_engine.tools.cli.terminal import exit_code
 from tests.fixtures.models import write_model
 from tests.fixtures.pages import ROOT
 
@@ -57,6 +58,7 @@ FAULTS = [
     (RecursionError("too deep"), 1, REPORT),
     (KeyboardInterrupt(), 130, "interrupted"),
     (BrokenPipeError(errno.EPIPE, "Broken pipe"), 0, ""),
+    (OSError(errno.EINVAL, "Invalid argument"), 2, "cannot write: Invalid argument"),
 ]
 
 
@@ -109,6 +111,15 @@ def test_every_fault_gives_a_message_at_every_command(
         assert says in err and "Traceback" not in err and bool(err) == bool(says)
         assert (REPORT in err) == (code == 1)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["small"]
+
+
+def test_a_reader_that_has_exited_is_no_error_on_windows(monkeypatch, capsys):
+    def fail():
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr("sys.platform", "win32")
+    assert exit_code(fail) == 0
+    assert capsys.readouterr() == ("", "")
 
 
 def test_cml_debug_raises_internal_errors(model, monkeypatch):

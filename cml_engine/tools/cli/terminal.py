@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import errno
 import io
 import logging
 import os
@@ -92,19 +93,26 @@ def exit_code(command: Callable[[], int]) -> int:
                 return command()
         finally:  # raise write errors here and not at interpreter exit
             sys.stdout.flush()
-    except BrokenPipeError:  # the reader of the pipe has exited
-        _drop_output()
-        return 0
     except KeyboardInterrupt:
         print_error("interrupted")
         return 130
     except (CmlError, OSError, MemoryError) as error:
+        if _is_broken_pipe(error):
+            _drop_output()
+            return 0
         if not isinstance(error, InternalError):
             print_error(f"error: {_describe(error)}")
             return 2
         return _internal_error(error, str(error))
     except Exception as error:
         return _internal_error(error, f"{type(error).__name__}: {error}")
+
+
+def _is_broken_pipe(error: Exception) -> bool:
+    """Returns True if the reader of the pipe has exited: EINVAL without a file on Windows."""
+    if isinstance(error, OSError) and error.filename is None and sys.platform == "win32":
+        return error.errno in (errno.EPIPE, errno.EINVAL)
+    return isinstance(error, BrokenPipeError)
 
 
 def _internal_error(error: Exception, message: str) -> int:
