@@ -549,6 +549,7 @@ class FrameScheduler:
     def _refuse_frame(self) -> FrameReport:
         now = self._steady.now_ms()
         report = FrameReport(self.frame, now, self.next_budget_ms, 0.0, "frame not ended")
+        self.last_report = self.lifecycle.pace.last_report = report
         # a lost device may be why the host did not end the frame
         if fail_all_where_lost(self.lifecycle):
             report.reason = "device error"

@@ -39,12 +39,12 @@ class Recording:
     events: list[JsonObject] = field(default_factory=list)
     decisions: list[list[list[int]]] = field(default_factory=list)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Writes the recording to a JSON file, atomically."""
         write_atomically(path, json.dumps({"format": _FORMAT, **asdict(self)}))
 
     @classmethod
-    def load(cls, path: Path) -> Recording:
+    def load(cls, path: str | Path) -> Recording:
         """Returns the recording in a file of :meth:`save`; raises ``ValueError`` for others."""
         try:
             data = read_json(path)

@@ -168,14 +168,21 @@ def amalgamated(player: Path) -> str:
     return "".join(parts)
 
 
+#: the name of wgpu-native inside its library for macOS
+_INSTALL_NAME = "@rpath/libwgpu_native.dylib"
+
+
 def compile_command() -> str:
     """Returns the shell command that compiles an exported C host in its folder."""
     folder = _wgpu_folder()
     library = next((p.name for p in sorted(folder.glob("*wgpu_native*"))), "libwgpu_native.so")
-    return (
+    command = (
         f'WGPU="{folder}"; cc -O2 -ffp-contract=off -I. -isystem "$WGPU" main.c cml.c cml_webgpu.c '
         f'"$WGPU/{library}" -Wl,-rpath,"$WGPU" -lm -o host'
     )
+    if library.endswith(".dylib"):  # programs look for the name inside, which is not the file's
+        command += f" && install_name_tool -change {_INSTALL_NAME} @rpath/{library} host"
+    return command
 
 
 def _readme(graph: Graph) -> str:

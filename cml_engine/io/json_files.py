@@ -19,12 +19,13 @@ JsonObject: TypeAlias = dict[str, Any]
 MAX_BYTES = 64 * 2**20
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: str | Path) -> Any:
     """Returns the data of a JSON file (UTF-8).
 
     Raises ``OSError`` if the file cannot be read, and ``ValueError`` if it is larger than
     ``MAX_BYTES``, not JSON, or contains NaN or infinities.
     """
+    path = Path(path)
     if path.stat().st_size > MAX_BYTES:
         raise ValueError(f"it is larger than {MAX_BYTES // 2**20} MiB")
     return parse_json(path.read_text(encoding="utf-8"))

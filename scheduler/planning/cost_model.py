@@ -515,12 +515,12 @@ class CostModel:
             raise ValueError(f"not a cost table: {error!r}") from error
         return model
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Writes the learned costs to a JSON file, atomically."""
         write_atomically(path, json.dumps(self.to_json(), indent=1))
 
     @classmethod
-    def load(cls, path: Path, guess: FirstGuess | None = None) -> CostModel:
+    def load(cls, path: str | Path, guess: FirstGuess | None = None) -> CostModel:
         """Returns a model with the costs in a file, or a new one with ``guess`` without a file.
 
         A file that cannot be used causes a warning and also gives a new model.

@@ -83,7 +83,7 @@ def trace_events(
 
 
 def write_trace(
-    path: Path,
+    path: str | Path,
     reports: Sequence[FrameReport],
     names: Mapping[int, str] | None = None,
     memory: Mapping[str, float] | None = None,
@@ -99,7 +99,7 @@ def write_trace(
     Examples
     --------
     >>> reports = [scheduler.encode(encoder)]
-    >>> cml.scheduler.write_trace(Path("frames.json"), reports)
+    >>> cml.scheduler.write_trace("frames.json", reports)
     """
     reports = check_instances(FrameReport, reports, "reports")
     for what, values in {"memory": memory, "about": about, "places": places}.items():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.cooked import PROFILES
+from cml_engine.cooked import PROFILES, export
 from cml_engine.gpu.shaders import compilers
 from cml_engine.tools.cli import main
 from cml_engine.tools.cli.common import load_model
@@ -151,3 +151,14 @@ def test_kernels_are_dumped_for_backends_of_other_apis(folder, tmp_path, run_cml
             assert "no translation" not in text and all(name in text for name in bound)
     (tmp_path / "file").touch()
     assert "cannot write into" in refused(f"{words} --dump-kernels {tmp_path}/file")
+
+
+@pytest.mark.parametrize("library", ["libwgpu_native-release.so", "libwgpu_native-release.dylib"])
+def test_an_exported_host_finds_its_library(library, tmp_path, monkeypatch):
+    """On macOS the name of wgpu-native inside its library is not that of its file."""
+    (tmp_path / library).touch()
+    monkeypatch.setattr(export, "_wgpu_folder", lambda: tmp_path)
+    command = export.compile_command()
+    assert f'"$WGPU/{library}" -Wl,-rpath,"$WGPU"' in command
+    change = f"-change @rpath/libwgpu_native.dylib @rpath/{library} host"
+    assert (change in command) == library.endswith(".dylib")

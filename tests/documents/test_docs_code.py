@@ -110,6 +110,11 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys, rng):
     assert page["newest"].state == "done"
 
 
+def test_a_recording_replays(names, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(example("docs/frame_budget.md", "scheduler.record()"), names)
+
+
 def test_documented_frame_timer_loop_runs():
     device = open_device()
     if "timestamp-query" not in device.features:

@@ -155,7 +155,7 @@ def test_as_many_workgroups_fit_as_single_predictions_say():
 def test_the_table_survives_the_file(tmp_path):
     model, step = taught(FirstGuess(1e6, 2e6, 0.5, {"conv": 2.0}, "made up"))
     model.save(tmp_path / "costs" / "gpu.json")
-    again = CostModel.load(tmp_path / "costs" / "gpu.json")
+    again = CostModel.load(str(tmp_path / "costs" / "gpu.json"))
     for count in (1, 5, 64):
         assert again.predict_ms(step, count) == pytest.approx(
             model.predict_ms(step, count), rel=1e-6

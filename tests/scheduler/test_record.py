@@ -196,7 +196,7 @@ def test_every_value_of_a_recording_without_timestamps_matters(lost, tmp_path):
     values is missing or changed."""
     recording = run_with_margin() if lost == "share" else run_by_wall_clock()
     recording.save(tmp_path / "run.json")
-    assert replay(Recording.load(tmp_path / "run.json")) == recording.decisions
+    assert replay(Recording.load(str(tmp_path / "run.json"))) == recording.decisions
     if lost == "share":
         recording.options["over_share"] = 0.5
     elif lost == "feedback":

@@ -382,6 +382,7 @@ def test_host_that_omits_end_frame_is_warned_and_recovers(scheduler):
         for _ in range(40):
             again = scheduler.encode(None)
             assert again.reason == "frame not ended" and not again.slices
+            assert "the last frame stopped at: frame not ended" in scheduler.describe()
             scheduler.frame_took(5.0)
             scheduler.render_took(5.0)
     scheduler.end_frame()
