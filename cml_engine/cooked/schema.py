@@ -175,7 +175,7 @@ class Needs(PackedRow):
 class PlanHead(PackedRow):
     """The fields at the start of a section ``plan``."""
 
-    profile: Text = nested(Text, "the profile: `portable`, `discrete`, `software`, …", reserved=8)
+    profile: Text = nested(Text, "the profile: `portable`, `discrete`, `software`, ...", reserved=8)
     spaces: tuple[int, ...] = u64s(3, "bytes of the arena, of the weights, of its own buffer")
     needs: Needs = nested(Needs, "what the plan needs of a device")
     flops: float = f64("FLOPs of a whole run")

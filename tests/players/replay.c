@@ -111,7 +111,7 @@ static void submit(double now) {
     j->net = nets + read_uint();
     j->priority = read_number();
     j->deadline_at = read_number();
-    j->has_deadline = !isnan(j->deadline_at);
+    j->has_deadline = is_equal(j->deadline_at, j->deadline_at); /* it is no NaN */
     uint32_t slot = read_uint();
     if (slot > 0) snprintf(j->slot, sizeof j->slot, "%u", slot);
     j->last_served_ms = now;

@@ -40,6 +40,20 @@ def test_the_sources_are_formatted():
     assert done.returncode == 0, done.stderr
 
 
+def test_sources_are_ascii():
+    """MSVC reads sources in the code page of the system, in which UTF-8 may swallow a comment's
+    end."""
+    files = [file for file in PLAYER.rglob("*") if file.suffix in (".c", ".h", ".hpp")]
+    assert files and [file.name for file in files if not file.read_bytes().isascii()] == []
+
+
+def test_fast_math_is_refused():
+    """With it the player would decide otherwise than the Python scheduler."""
+    command = [need_gcc(), "-ffast-math", *INCLUDES, "-fsyntax-only", PLAYER / "src" / "costs.c"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert done.returncode != 0 and "compile the player without -ffast-math" in done.stderr
+
+
 def test_gcc_analyzer_finds_nothing(tmp_path):
     flags = ("-std=c99", "-O1", "-fanalyzer", "-Werror", "-c", *INCLUDES)
     where = f"-isystem{wgpu_folder()}"
@@ -130,6 +144,10 @@ def test_clang_compiles_the_player_for_every_system(target, tmp_path):
         files.append(PLAYER / "backends" / "vulkan.c")
     for file in (*files, BACKEND, PLAYER / "backends" / "null.c"):
         run_compiler(*zig, "cc", "-target", target, *STRICT, *where, file)
-    run_compiler(*zig, "cc", "-target", target, *STRICT, *where, PLAYER / "example/host.c")
+    for host in ("example/host.c", "tools/play.c"):
+        run_compiler(*zig, "cc", "-target", target, *STRICT, *where, PLAYER / host)
+    if "windows" in target:  # an engine's precompiled header defines `near`, `small` and others
+        first = ("-include", "windows.h")
+        run_compiler(*zig, "cc", "-target", target, *STRICT, *first, *where, files[0])
     wrapper = PLAYER.parents[1] / "tests/players/wrapper.cpp"
     run_compiler(*zig, "c++", "-target", target, "-std=c++17", *WARNINGS, *where, wrapper)

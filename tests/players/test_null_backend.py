@@ -7,10 +7,9 @@ import subprocess
 
 import pytest
 
-import cml_engine as cml
 from cml_engine.cooked import cook
 from cml_engine.gpu.shaders import compilers
-from tests.fixtures.cooked import chain, counter, small_model
+from tests.fixtures.cooked import chain, counter, small_model, turned
 from tests.fixtures.graphs import Net, mobilenet_block
 from tests.players.building import SANITIZED, build
 from tests.players.playing import run_play
@@ -97,13 +96,8 @@ def test_null_backend_notices_every_broken_rule(program):
 @needs_compiler
 def test_misuse_gives_an_error_that_names_it(tmp_path):
     """Wrong options, inputs, hosts and orders of calls are refused, and no memory is lost."""
-    text = (
-        "version 1.0;\ngraph turned(x) -> (y)\n{\nx = external<scalar>(shape = [1, 4]);\n"
-        "turned = reshape(x, shape = [2, 2]);\ny = relu(turned);\n}\n"
-    )
-    model = cml.load(cml.nnef.MemoryModel(text, {}))
     file = tmp_path / "turned.cml"
-    file.write_bytes(cook(model, ["portable"], player=True, golden=False))
+    file.write_bytes(cook(turned(), ["portable"], player=True, golden=False))
     run = run_play(build("misuse.c", "-O1", *SANITIZED), file)
     assert (run.returncode, run.stdout) == (0, "refused\n"), run.stderr
 

@@ -693,7 +693,8 @@ static int is_image_of(const cml_vulkan_image *image, const cml_shape *shape) {
                       : shape->layout == CML_LAYOUT_C4  ? blocks[shape->type]
                                                         : VK_FORMAT_R16G16B16A16_SFLOAT;
     uint64_t layers = 1;
-    if (shape->rank < (shape->layout == CML_LAYOUT_PLAIN ? 2 : 4) || image->image == NULL) return 0;
+    if (shape->rank < (shape->layout == CML_LAYOUT_PLAIN ? 2 : 4) || image->image == VK_NULL_HANDLE)
+        return 0;
     for (uint32_t i = 0; i + 2 < shape->rank; i++) {
         int is_block = i == 1 && shape->layout != CML_LAYOUT_PLAIN;
         layers *= is_block ? (shape->extents[i] + 3) / 4 : shape->extents[i];

@@ -4,7 +4,6 @@
 
 #include "cml_backend.h"
 
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,11 +48,19 @@ static inline void copy_text(char *to, size_t room, cml_text text) {
     snprintf(to, room, "%.*s", (int)text.length, text.data);
 }
 
+#ifdef _WIN32 /* its long has 32 bits, and files may be larger */
+#define file_seek _fseeki64
+#define file_tell _ftelli64
+#else
+#define file_seek fseek
+#define file_tell ftell
+#endif
+
 /* Reads a whole file. Returns NULL, and names the file on stderr, if it cannot be read. */
 static inline void *read_whole(const char *path, size_t *size) {
     FILE *in = fopen(path, "rb");
-    long end = in != NULL && fseek(in, 0, SEEK_END) == 0 ? ftell(in) : -1;
-    int is_file = end >= 0 && end < LONG_MAX; /* which is the length of a folder */
+    int64_t end = in != NULL && file_seek(in, 0, SEEK_END) == 0 ? file_tell(in) : -1;
+    int is_file = end >= 0 && end < INT64_MAX; /* which is the length of a folder */
     char *data = is_file ? (char *)malloc((size_t)end + 1) : NULL;
     if (data != NULL) rewind(in);
     *size = data != NULL ? fread(data, 1, (size_t)end, in) : 0;

@@ -131,7 +131,7 @@ struct cml_backend {
     cml_pipeline *(*create_pipeline)(void *user, cml_scope *scope, const cml_kernel *kernel);
     /* [any] */
     void (*release_pipeline)(void *user, cml_pipeline *pipeline);
-    /* Binds the ranges 0, 1, 2 … of a kernel, of which it writes the last `writes`; their offsets
+    /* Binds the ranges 0, 1, 2 ... of a kernel, of which it writes the last `writes`; their offsets
      * are multiples of the device's alignments, and those that it writes overlap no other. With
      * `is_tried`, for a file that is not trusted, it also reports what a dispatch with them would
      * be refused for. The pipeline may still be being compiled. [any] */

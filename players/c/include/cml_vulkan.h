@@ -68,7 +68,7 @@ typedef struct cml_vulkan {           /* 0 and NULL choose the default */
 
 /* An image of 2 dimensions that has an input or output in level 0: a layer for each channel, of
  * VK_FORMAT_R32_SFLOAT, _SINT or _UINT as is the type; of a tensor in blocks, a layer for each
- * block, of VK_FORMAT_R32G32B32A32_… in c4 and VK_FORMAT_R16G16B16A16_SFLOAT in c4h. */
+ * block, of VK_FORMAT_R32G32B32A32_... in c4 and VK_FORMAT_R16G16B16A16_SFLOAT in c4h. */
 typedef struct cml_vulkan_image {
     VkImage image;        /* with VK_IMAGE_USAGE_TRANSFER_SRC_BIT or _DST_BIT */
     VkImageLayout layout; /* when it is copied: TRANSFER_SRC_OPTIMAL, _DST_OPTIMAL or GENERAL */

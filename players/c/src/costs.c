@@ -1,6 +1,6 @@
 /* Predicts the time of slices, and learns it from measurements: scheduler/planning/ in C.
  * Players decide bit for bit as the Python scheduler does, so sums and products keep its order, and
- * compilers must not fuse them: -ffp-contract=off where a processor has fused operations. */
+ * compilers must not fuse them: internal.h has the pragmas, gcc needs -ffp-contract=off. */
 #include "internal.h"
 
 static double clamp_abs(double error, double limit) { return fmax(fmin(limit, error), -limit); }
@@ -103,8 +103,8 @@ double cml__predict(const cost_model *m, const step *s, uint32_t count) {
 
 /* Returns 1 if the step was timed often enough at about `count` workgroups. */
 int cml__is_settled(const step *s, uint32_t count) {
-    int near = (int)cml__bucket_of(count);
-    for (int i = near - PLAN_NEAR; i <= near + PLAN_NEAR; i++)
+    int bucket = (int)cml__bucket_of(count);
+    for (int i = bucket - PLAN_NEAR; i <= bucket + PLAN_NEAR; i++)
         if (i >= 0 && i < BUCKETS && s->curve->sizes[i].samples >= PLAN_SETTLED) return 1;
     return 0;
 }
@@ -185,7 +185,7 @@ static double error_of(const slice *of) {
 void cml__learn(cost_model *m, slice *slices, uint32_t n, double ms) {
     double total = 0, variance = 0;
     int all_settled = 1;
-    if (n == 0 || !(ms >= 0) || isinf(ms) || (n > 1 && !(ms > 0))) return;
+    if (n == 0 || !(ms >= 0) || is_infinite(ms) || (n > 1 && !(ms > 0))) return;
     if (n == 1) {
         if (ms > 0 && cml__is_settled(slices->step, slices->count))
             learn_drift(m, ms / cml__predict(m, slices->step, slices->count));

@@ -120,7 +120,7 @@ typedef struct needs_row {
 COOKED_HAS_SIZE(needs_row, 48);
 
 typedef struct plan_head {
-    text_row profile; /* the profile: `portable`, `discrete`, `software`, … */
+    text_row profile; /* the profile: `portable`, `discrete`, `software`, ... */
     uint8_t reserved_8[8];
     uint64_t spaces[3]; /* bytes of the arena, of the weights, of its own buffer */
     needs_row needs; /* what the plan needs of a device */

@@ -337,7 +337,7 @@ static void learn_frame(cml_scheduler *s, work *w) {
     for (uint32_t i = 0; i < w->group_count; i++) r->measured_ms += w->ms[i];
     if (count_unsettled(w) == 0 && !w->is_replayed &&
         r->predicted_ms > PLAN_TELLING_SHARE * r->aim_ms && r->measured_ms > 0 &&
-        !isinf(r->predicted_ms + r->measured_ms)) {
+        !is_infinite(r->predicted_ms + r->measured_ms)) {
         double lifted = fmax(0.0, PLAN_SMALL * r->budget_ms - r->predicted_ms);
         cml__record_excess(&s->model, r->predicted_ms + lifted, r->measured_ms + lifted,
                            r->measured_ms - r->predicted_ms > r->budget_ms);
@@ -350,7 +350,7 @@ static void learn_frame(cml_scheduler *s, work *w) {
 /* Records the measured time of a group of a frame's slices. */
 void cml__record_timing(cml_scheduler *s, uint64_t frame, uint32_t group, double ms) {
     work *w = &s->works[frame % IN_FLIGHT];
-    if (!(ms >= 0) || isinf(ms)) return;
+    if (!(ms >= 0) || is_infinite(ms)) return;
     if (w->report.frame == frame && group < w->group_count) w->ms[group] = ms;
     if (s->newest <= frame) s->newest = frame + 1;
 }

@@ -36,7 +36,7 @@ uint32_t cml__processors(void) {
 /* Returns the host's time; a clock that goes back stands still. */
 double cml__steady_now(cml_scheduler *s) {
     double now = now_of(s);
-    if (now > s->last_ms && !isinf(now)) s->last_ms = now;
+    if (now > s->last_ms && !is_infinite(now)) s->last_ms = now;
     return s->last_ms;
 }
 

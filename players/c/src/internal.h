@@ -10,10 +10,21 @@
 #define _DARWIN_C_SOURCE /* has _SC_NPROCESSORS_ONLN */
 #endif
 
+/* Players compute and decide bit for bit as Python does. */
+#if defined(__FAST_MATH__) || (defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ == 2)
+#error "compile the player without -ffast-math, and for 32-bit x86 with -msse2 -mfpmath=sse"
+#elif defined(__clang__)
+#pragma STDC FP_CONTRACT OFF
+#elif defined(_MSC_VER)
+#pragma float_control(precise, on)
+#pragma fp_contract(off)
+#endif
+
 #include "cml_backend.h"
 #include "format.h"
 #include "planning.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,6 +70,8 @@ cml_status cml__fail(cml_error *error, cml_status status, const char *format, ..
 /* Compares exactly, without the warning that == gives for floating-point numbers; NaN equals
  * nothing. */
 static inline int is_equal(double a, double b) { return a <= b && a >= b; }
+/* isinf of mingw's headers warns about doubles. */
+static inline int is_infinite(double value) { return fabs(value) > DBL_MAX; }
 static inline uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static inline uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
 

@@ -138,7 +138,7 @@ void cml__enqueue(cml_scheduler *s, job *j) {
     double level = s->left[is_idle(j)];
     for (uint32_t i = 0; i < s->live_count; i++)
         if (is_idle(s->live[i]) == is_idle(j)) level = fmin(level, s->live[i]->run.virtual_ms);
-    j->run.virtual_ms = isinf(level) ? 0.0 : level;
+    j->run.virtual_ms = is_infinite(level) ? 0.0 : level;
     j->run.state = CML_STATE_QUEUED;
     cml__insert_live(s, j);
 }

@@ -191,7 +191,7 @@ static cml_status check_golden(file *f, const plan *p) {
     if (in.size < sizeof *head || head->tensors > (in.size - sizeof *head) / sizeof *rows ||
         head->tensors != inputs + (uint64_t)p->outputs.count)
         return BAD(f, "its example is damaged");
-    if (!(head->tolerance >= 0) || isinf(head->tolerance))
+    if (!(head->tolerance >= 0) || is_infinite(head->tolerance))
         return BAD(f, "its example has no tolerance");
     for (uint32_t i = 0; i < head->tensors; i++) {
         uint32_t is_output = i >= inputs;

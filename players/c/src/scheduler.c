@@ -148,7 +148,7 @@ const cml_report *cml_encode(cml_scheduler *s, void *commands, double budget_ms)
             s->frame - s->ring[i].frame > CML_FRAMES_BEFORE_READ)
             pending++;
     if (is_equal(budget_ms, CML_BUDGET)) s->budget_ms = s->options.budget_ms;
-    if (budget_ms >= 0 && !isinf(budget_ms)) s->budget_ms = budget_ms;
+    if (budget_ms >= 0 && !is_infinite(budget_ms)) s->budget_ms = budget_ms;
     int is_behind = pending >= s->options.max_frames_in_flight;
     if (slot->state != READBACK_FREE) is_behind = BEHIND_ALL; /* it could leave no receipt */
     cml__begin_frame(s, cml__steady_now(s), s->budget_ms, -1.0, 0, is_behind);
@@ -352,9 +352,9 @@ static const char *find_problem(const cml_options *options) {
         return "backend lacks functions: wanted a table that is filled in, as by cml_webgpu_fill()";
     if (!is_whole(&options->allocator))
         return "allocator has one function: wanted both, or none for the C library";
-    if (!(options->frame_ms >= 0) || isinf(options->frame_ms))
+    if (!(options->frame_ms >= 0) || is_infinite(options->frame_ms))
         return "frame_ms: wanted a positive number, or 0 for the default";
-    if (!(options->budget_ms >= 0) || isinf(options->budget_ms))
+    if (!(options->budget_ms >= 0) || is_infinite(options->budget_ms))
         return "budget_ms: wanted a positive number, or 0 for the default";
     if (!(options->over_share >= 0 && options->over_share < 1))
         return "over_share: wanted a positive number below 1, or 0 for the default";

@@ -282,7 +282,7 @@ static cml_status check_submit(const cml_scheduler *s, const network *n, size_t 
         return WRONG("the network was loaded by another scheduler: load it with this one");
     if (n->owner != s && cml__is_at_work(n))
         return WRONG("the network is at work for another scheduler: end its jobs and frames first");
-    if (!(deadline >= 0) || isinf(deadline + priority) ||
+    if (!(deadline >= 0) || is_infinite(deadline + priority) ||
         !(priority >= 0 || is_equal(priority, CML_IDLE)))
         return WRONG("the priority or deadline is no number of 0 or more");
     if (options->slot != NULL && strlen(options->slot) >= SLOT_NAME)

@@ -17,6 +17,10 @@
 #endif
 
 #include <time.h>
+#ifdef _WIN32
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+#endif
 
 enum { MAX_FILES = 16, MAX_VALUES = 1 << 20 };
 
@@ -106,26 +110,30 @@ static void print_numbers(const char *name, const numbers *of) {
     printf("]");
 }
 
+#ifdef _WIN32
+/* Returns the time: Windows has that of a thread only in steps of 16 ms. */
+static double now_us(int unused) {
+    LARGE_INTEGER now, second;
+    QueryPerformanceCounter(&now);
+    QueryPerformanceFrequency(&second);
+    (void)unused;
+    return 1e6 * (double)now.QuadPart / (double)second.QuadPart;
+}
+
+static void rest(void) { Sleep(1); } /* leaves the processor to threads that build pipelines */
+#else
 /* Returns the time, or that of the processor for this thread. */
 static double now_us(int is_wall) {
-#ifdef CLOCK_THREAD_CPUTIME_ID
     struct timespec now;
     clock_gettime(is_wall ? CLOCK_MONOTONIC : CLOCK_THREAD_CPUTIME_ID, &now);
     return 1e6 * (double)now.tv_sec + 1e-3 * (double)now.tv_nsec;
-#else
-    (void)is_wall;
-    return 1e6 * (double)clock() / CLOCKS_PER_SEC;
-#endif
 }
+
+static void rest(void) { nanosleep(&(struct timespec){0, 200000}, NULL); }
+#endif
 
 static double wall_ms(void) { return 1e-3 * now_us(1); }
 static double processor_us(void) { return now_us(0); }
-
-static void rest(void) { /* leaves the processor to threads that build pipelines */
-#ifndef _WIN32
-    nanosleep(&(struct timespec){0, 200000}, NULL);
-#endif
-}
 
 static double peak_mb(void) { /* of the process's memory; 0 where the system does not tell */
     FILE *in = fopen("/proc/self/status", "r");
