@@ -55,12 +55,14 @@ class Nest:
     other loop. A kernel without products has the turns of its nest in ``products``.
 
     ``each`` has the turns of the innermost loops in the order of the code, if they differ; then
-    ``products`` has those of the loops around them.
+    ``products`` has those of the loops around them. ``tail`` is the share of a workgroup's waves
+    that execute the code behind its last barrier.
     """
 
     products: Sequence[float] = ()
     others: float = 1.0
     each: Sequence[float] = ()
+    tail: float = 1.0
 
 
 class Listing:
@@ -69,7 +71,11 @@ class Listing:
     def __init__(
         self, blocks: Sequence[tuple[str, list[Instruction]]], shows_waits: bool = True
     ) -> None:
+        blocks = [part for label, code in blocks for part in _split_at_barrier(label, code)]
         self.blocks = [instructions for _, instructions in blocks]
+        ends = [i for i, block in enumerate(self.blocks) if block and _is_barrier(block[-1])]
+        #: the first block behind the last barrier
+        self._tail = ends[-1] + 1 if ends else len(self.blocks)
         #: False if the code does not show waits; then a block waits for its loads at its end
         self.shows_waits = shows_waits
         positions = {label: i for i, (label, _) in enumerate(blocks)}
@@ -96,6 +102,10 @@ class Listing:
 
     def turns(self, nest: Nest) -> list[float]:
         """Returns how often each block runs if the loops iterate as often as ``nest`` says."""
+        turns = self._turns(nest)
+        return [*turns[: self._tail], *(nest.tail * n for n in turns[self._tail :])]
+
+    def _turns(self, nest: Nest) -> list[float]:
         products = [loop for loop in self.loops if self._has_products(loop)] or self.loops
         if nest.each:
             return self._turns_of_each(nest, products)
@@ -184,25 +194,27 @@ class Listing:
         return total
 
     def cycles_by_depth(
-        self, latencies: Latencies, load_cycles: float
+        self, latencies: Latencies, load_cycles: float, tail: float = 1.0
     ) -> tuple[list[float], list[float]]:
         """Returns the cycles of a wave by the number of loops around the code.
 
         The first list is of vector instructions, or of loads if these take longer, at
-        ``load_cycles`` for a byte of each lane. The second is of all with waits, if the wave is
-        alone: of a turn that follows another.
+        ``load_cycles`` for a byte of each lane; ``tail`` is that of :class:`Nest`. The second is of
+        all with waits, if the wave is alone: of a turn that follows another.
         """
         depth = max((len(self._around(i)) for i in range(len(self.blocks))), default=0)
         busy, alone = [0.0] * (depth + 1), [0.0] * (depth + 1)
         for loop, blocks in self._streams().items():
             level = len(self._around(blocks[0]))
-            stream = [instruction for i in blocks for instruction in self.blocks[i]]
+            stream = [
+                (code, tail if i >= self._tail else 1) for i in blocks for code in self.blocks[i]
+            ]
             vector = sum(
-                latencies.vector * instruction.slow
-                for instruction in stream
-                if instruction.kind in (FMA, VECTOR)
+                latencies.vector * code.slow * share
+                for code, share in stream
+                if code.kind in (FMA, VECTOR)
             )
-            loaded = sum(i.nbytes for i in stream if i.kind == MEMORY)
+            loaded = sum(code.nbytes * share for code, share in stream if code.kind == MEMORY)
             busy[level] += max(vector, load_cycles * loaded)
             alone[level] += self._stream_cycles(blocks, latencies)[loop is not None]
         return busy, alone
@@ -239,6 +251,21 @@ def _cycles(stream: Sequence[Instruction], latencies: Latencies, shows_waits: bo
     if not shows_waits:
         now = max([now, *issued[SCALAR_LOAD], *issued[MEMORY], *issued[SHARED]])
     return now
+
+
+def _is_barrier(instruction: Instruction) -> bool:
+    return instruction.name.startswith(("s_barrier", "BAR"))
+
+
+def _split_at_barrier(
+    label: str, code: list[Instruction]
+) -> Iterator[tuple[str, list[Instruction]]]:
+    """Yields a block in parts that end at a barrier; those behind the first have no label."""
+    begin = 0
+    for end in [i + 1 for i, instruction in enumerate(code) if _is_barrier(instruction)]:
+        yield label, code[begin:end]
+        label, begin = "", end
+    yield label, code[begin:]
 
 
 # ------------------------------------------------------------------ AMD

@@ -44,20 +44,21 @@ def _plain(p: Values, _: Values) -> Nest:
 
 
 def _window(p: Values, d: Values) -> Nest:
-    # the first turn stands before the loop; a wave skips the parts of others
+    # the first turn stands before the loop; a wave skips the parts of others, and one stores
     parts = int(d["PARTS"])
     turns = [-(-p["band"] // int(d["BLOCKS"]) // parts) - 1] if int(d["LOOP"]) else []
-    return Nest(turns if parts == 1 else [1, *turns])
+    return Nest(turns if parts == 1 else [1, *turns], tail=1 / parts)
 
 
 def _sum(p: Values, d: Values) -> Nest:
-    # the first turn of each term stands before its loop; a wave skips the parts of others
+    # the first turn of each term stands before its loop; a wave skips the parts of others, and one
+    # stores
     turns = [
         -(-p["turns"][n] // int(d[f"SPLIT{n}"])) - 1
         for n in range(int(d["TERMS"]))
         if int(d[f"LOOP{n}"])
     ]
-    return Nest([1], each=turns)
+    return Nest([1], each=turns, tail=1 / int(d["PARTS"]))
 
 
 def _winograd(p: Values, d: Values) -> Nest:

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 import cml_engine as cml
+from benchmarks.hardware.listing import Nest
 from benchmarks.hardware.model import CARDS, LAUNCH, Card
+from benchmarks.hardware.nests import nest_of
 from benchmarks.hardware.networks import Compiler, compiler_of, plan_for
 from cml_engine.compiler.plan import Plan, Step
 from cml_engine.compiler.planning.draft import PlanOptions
@@ -61,7 +63,7 @@ def _write_table(file: Path, card: Card, compile: Compiler) -> int:
                 found = code_of_product[step.variant.partition(f" {step.defines['ROWS']}x")[0]]
                 found.append(kernel.code_bytes / products)
         busy, alone = kernel.listing.cycles_by_depth(
-            card.latency(kernel.wave), card.load_cycles(kernel.wave)
+            card.latency(kernel.wave), card.load_cycles(kernel.wave), (nest_of(step) or Nest()).tail
         )
         kernels[_name(prefix, step)] = {
             "waves": kernel.waves,

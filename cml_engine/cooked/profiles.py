@@ -37,6 +37,7 @@ PROFILES = {
             Limits(
                 max_binding_bytes=1 << 30,
                 max_buffer_bytes=1 << 31,
+                max_group_threads=512,
                 max_storage_buffers=16,
             ),
         ),

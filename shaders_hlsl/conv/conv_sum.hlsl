@@ -134,7 +134,7 @@ EACH(TERM)
 CML_MAIN
 {
     CML_EACH_GROUP(group)
-    uint row_block = group, tile = DIVIDE_REST(row_block, row_blocks);
+    uint row_block = group, tile = DIVIDE_GROUP(row_block, row_blocks);
     uint volume = uint(y_size(1) * y_size(2));
     uint at = tile * LANES + lane % LANES;
     bool exists = at < batch * volume;
@@ -144,7 +144,7 @@ CML_MAIN
 #else
     uint image = cml_divide_rest(at, volume);
 #endif
-    uint x = at, y = DIVIDE_REST(x, uint(y_size(2)));
+    uint x = at, y = DIVIDE_LINE(x, uint(y_size(2)));
     EACH(FIND)
 #if PARTS > 1
     // waves that take turns have a counter that no lane has, so filters are loaded as scalars

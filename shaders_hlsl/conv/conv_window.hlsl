@@ -172,12 +172,12 @@ uint first_of_part(uint number) { return band / BLOCKS * number / PARTS * BLOCKS
 CML_MAIN
 {
     CML_EACH_GROUP(group)
-    uint row_block = group, tile = DIVIDE_REST(row_block, row_blocks);
+    uint row_block = group, tile = DIVIDE_GROUP(row_block, row_blocks);
     uint3 steps = uint3(1, steps3(1), steps3(2));
     uint index = tile * LANES + lane % LANES;
     bool exists = index < batch * steps.y * steps.z;
     index = min(index, batch * steps.y * steps.z - 1);
-    uint row = DIVIDE_REST(index, steps.z);
+    uint row = DIVIDE_LINE(index, steps.z);
 #if FEW
     uint image = 0;
 #else

@@ -27,25 +27,39 @@ uint cml_divide_rest(inout uint a, uint b) {
     return quotient;
 }
 
-// The same for a below 2^20: the added half is more than a float's rounding.
-uint cml_divide_few(inout uint a, uint b) {
-    float quotient = floor((float(a) + 0.5) * (1.0 / float(b)));
-    a = uint(float(a) - quotient * float(b));
-    return uint(quotient);
-}
-
 // Returns the low 32 bits of the product of numbers below 2^24, which hardware multiplies faster.
 uint cml_multiply_few(uint a, uint b) { return (a & 0xffffffu) * (b & 0xffffffu); }
 
-// FEW: a kernel's workgroups and positions are below 2^20, and its map has one image.
+// The same as cml_divide_rest for a below 2^20, and the float nearest to 1 / b: the added half is
+// more than a float's rounding.
+uint cml_divide_few(inout uint a, uint b, float inverse) {
+    float quotient = floor(mad(float(a), inverse, 0.5 * inverse));
+    a = uint(mad(-quotient, float(b), float(a)));
+    return uint(quotient);
+}
+
+// The same for numbers of all lanes, by scalar instructions: factor and shift are those of
+// `reciprocal` (cml_engine/ops/conv/shapes.py).
+uint cml_divide_scaled(inout uint a, uint b, uint factor, uint shift) {
+    uint quotient = (a * factor) >> shift;
+    a -= quotient * b;
+    return quotient;
+}
+
+// FEW: a kernel's workgroups are below 2^15, its positions below 2^20, and its map has one image. A
+// kernel that divides workgroups or lines has the numbers of `reciprocals` as parameters.
 #ifndef FEW
 #define FEW 0
 #endif
 #if FEW
-#define DIVIDE_REST cml_divide_few
+#define DIVIDE_REST(a, b) cml_divide_few(a, b, 1.0 / float(b))
+#define DIVIDE_GROUP(a, b) cml_divide_scaled(a, b, group_factor, group_shift)
+#define DIVIDE_LINE(a, b) cml_divide_few(a, b, line_inverse)
 #define MULTIPLY cml_multiply_few
 #else
 #define DIVIDE_REST cml_divide_rest
+#define DIVIDE_GROUP cml_divide_rest
+#define DIVIDE_LINE cml_divide_rest
 #define MULTIPLY(a, b) ((a) * (b))
 #endif
 

@@ -17,6 +17,7 @@ from cml_engine.ir.graph import Attrs, Epilogue, Fact
 from cml_engine.ir.layout import C4, C4H
 from cml_engine.ops import Case, Random
 from cml_engine.ops.conv.cases import conv_case, deconv_case
+from cml_engine.ops.conv.shapes import reciprocal
 from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.indexing import scatter
@@ -334,6 +335,15 @@ def test_an_image_alone_gives_the_bits_that_it_has_in_a_batch(case, gpu, set_lim
             check_graph(graph, {"x": x}, gpu, layouts=layouts, variants=table)
             found.append(GpuProgram(plan, gpu).run({"x": x})["y"][-1])
         assert found[0].tobytes() == found[1].tobytes(), tile
+
+
+@pytest.mark.parametrize("count", [1, 2, 500, 1 << 15])
+def test_reciprocals_divide_every_number_of_a_workgroup(count):
+    numbers = np.arange(count, dtype=np.uint32)
+    for divisor in (*range(1, 1200), 4095, 4097, 8191, 20_000, 32_767, 32_768):
+        factor, shift = reciprocal(divisor, count)
+        quotients = numbers * np.uint32(factor) >> np.uint32(shift)
+        assert np.array_equal(quotients, numbers // divisor), divisor
 
 
 @pytest.mark.parametrize("sides", [(1023, 1025), (3, 349_525), (349_525, 3), (1, 1_048_575)])

@@ -89,6 +89,17 @@ def test_a_loop_without_turns_takes_no_time():
     assert one > none + 100 and two > one
 
 
+def test_one_of_two_waves_executes_what_stands_behind_their_barrier():
+    code = "BB0:\n" + "".join(
+        f"\t{line}   ; bf8a0000\n"
+        for line in ("v_add_f32_e32 v1, v1, v2", "s_barrier", *["v_add_f32_e32 v1, v1, v3"] * 4)
+    )
+    listing, latencies = amd_listing(code), Latencies(2, {})
+    assert listing.counts(Nest())[VECTOR] == 5
+    assert listing.counts(Nest(tail=1 / 2))[VECTOR] == 1 + 4 / 2
+    assert listing.cycles_by_depth(latencies, 0.0, 1 / 2) == ([6.0], [11.0])
+
+
 def test_a_load_ahead_of_its_turn_costs_no_wait():
     ahead = RDNA.replace("vmcnt(0)", "vmcnt(1)").replace("v[20:23], v18", "v[24:27], v18")
     latencies = Latencies(2, {SCALAR_LOAD: 0, MEMORY: 10, SHARED: 0})

@@ -115,11 +115,24 @@ def test_the_demos_networks_end_in_a_chain(name, count):
     assert chains_of(optimize(cml.load(AGENTS / f"{name}.nnef"))) == [count]
 
 
+@pytest.mark.parametrize(
+    ("side", "threads", "expected"), [(20, 512, 8), (20, 511, 4), (43, 512, 8), (44, 512, 4)]
+)
+def test_more_waves_share_the_channels_of_a_small_map(side, threads, expected):
+    """A card has 120 SIMDs, and a workgroup of four waves 64 positions."""
+    graph = chain((1, 8, side, side), (8, 8), window=False)
+    plan = lower(graph, replace(HARDWARE, max_group_threads=threads), {}, PlanOptions())
+    assert [step.defines["WAVES"] for step in plan.steps if str(step.path) == CHAIN] == [expected]
+
+
 @pytest.mark.gpu
+@pytest.mark.parametrize("threads", [256, 512])
 @pytest.mark.parametrize("case", CASES)
-def test_chains_are_bit_identical_to_single_convolutions(case, gpu, set_limits, rng):
+def test_chains_are_bit_identical_to_single_convolutions(case, threads, gpu, set_limits, rng):
     """A chain in one dispatch gives the bits of one dispatch per convolution, in any slices."""
-    set_limits(software=False)
+    if gpu.limits.max_group_threads < threads:
+        pytest.skip(f"this device has workgroups of {gpu.limits.max_group_threads} threads")
+    set_limits(software=False, max_group_threads=threads)
     graph = chain(*case, whole=True)
     inputs = {"x": rng.integers(-2, 3, case[0]).astype(np.float32)}
     check_graph(graph, inputs, gpu, layouts=choose_layout(graph), keep=False)

@@ -34,6 +34,7 @@ from cml_engine.ops.conv.kernels.conv_chain import (
     is_possible,
     launch_chain,
     pack_layers,
+    waves_of,
 )
 from cml_engine.ops.conv.shapes import ConvShape, conv_shape
 from cml_engine.ops.declaration.hardware import hardware_table
@@ -53,14 +54,19 @@ def chain_pointwise(draft: Draft) -> Draft:
     joins = []
     for run in _runs(draft):
         layers = [_layer(draft.graph, node) for node, *_ in run]
-        name = "+".join([*(n for node, *_ in run for n in node.inputs[1:]), "chain"])
-        pack = partial(pack_layers, layers)
+        shape = _shape(draft.graph, run[-1][0])
+        waves = waves_of(shape.batch, prod(shape.wide), draft.limits)
+        filters = [name for node, *_ in run for name in node.inputs[1:]]
+        name = "+".join([*filters, f"chain{waves}"])
+        pack = partial(pack_layers, layers, waves)
         saved = (len(run) - 1) * hardware_table(draft.limits).launch
-        joins.append(Join(run, _joined(draft, run, layers, name), name, pack, saved))
+        joins.append(Join(run, _joined(draft, run, layers, waves, name), name, pack, saved))
     return apply_joins(draft, joins)
 
 
-def _joined(draft: Draft, run: Sequence[Launch], layers: Sequence[Layer], weights: str) -> Launch:
+def _joined(
+    draft: Draft, run: Sequence[Launch], layers: Sequence[Layer], waves: int, weights: str
+) -> Launch:
     """Returns the dispatch that computes a run with these packed filters."""
     (_, _, first, before), (node, _, last, after) = run[0], run[-1]
     source, target = first.tensors[0], last.tensors[-1]
@@ -71,7 +77,7 @@ def _joined(draft: Draft, run: Sequence[Launch], layers: Sequence[Layer], weight
         **shuffle,
     }
     shape = draft.graph.facts[node.outputs[0]].shape
-    dispatch = launch_chain(layers, shape, (source, weights, target), defines)
+    dispatch = launch_chain(layers, waves, shape, (source, weights, target), defines)
     cost = Cost(sum(launch.cost.flops for launch in run), before.read, after.written)
     return Launch(node, KERNEL, dispatch, cost)
 
@@ -108,8 +114,11 @@ def _is_pointwise(draft: Draft, launch: Launch) -> bool:
     if node.inputs[0] != launch.dispatch.tensors[0]:
         return False
     values = {name: graph.constant(name) for name in node.reads}
-    shape = conv_shape(node.attrs, *graph.facts_of(node.inputs))
-    return _is_small(shape) and all(is_possible(e, values) for e in node.epilogues)
+    return _is_small(_shape(graph, node)) and all(is_possible(e, values) for e in node.epilogues)
+
+
+def _shape(graph: Graph, node: Node) -> ConvShape:
+    return conv_shape(node.attrs, *graph.facts_of(node.inputs))
 
 
 def _is_small(shape: ConvShape) -> bool:

@@ -20,8 +20,11 @@ from cml_engine.ops.common.window import (
     resolve_window,
 )
 
-#: one rounded product divides smaller numbers exactly (divide.hlsli)
-MOST_FEW = 1 << 20
+#: one rounded product divides smaller numbers exactly, and :func:`reciprocal` smaller ones
+#: (divide.hlsli)
+MOST_FEW, _MOST_FEW_GROUPS = 1 << 20, 1 << 15
+#: the parameters of kernels that divide by the numbers of :func:`reciprocals`
+RECIPROCALS = "group_factor:u group_shift:u line_inverse:f"
 #: the numbers of a map whose indices have 27 bits, as the kernels tell compilers
 _MOST_INPUTS = 1 << 27
 
@@ -85,7 +88,25 @@ class ConvShape:
         """Returns True if divide.hlsli can count positions and ``groups`` workgroups as FEW."""
         positions = max(prod(self.wide), prod(self.narrow))
         is_short = self.in_channels * positions < _MOST_INPUTS
-        return self.batch == 1 and is_short and max(positions, groups) < MOST_FEW
+        is_few = positions < MOST_FEW and groups < _MOST_FEW_GROUPS
+        return self.batch == 1 and is_short and is_few
+
+
+def reciprocal(divisor: int, count: int) -> tuple[int, int]:
+    """Returns (factor, shift) with ``n // divisor == n * factor >> shift`` for every n below
+    ``count``, which is at most 2^15, and products of 32 bits."""
+    for shift in range(31, -1, -1):
+        factor = -(-(1 << shift) // divisor)
+        if factor * count < 1 << 32:
+            break
+    return factor, shift
+
+
+def reciprocals(groups: int, row_blocks: int, line: int) -> dict[str, float]:
+    """Returns the parameters :data:`RECIPROCALS` by which divide.hlsli divides the numbers of
+    workgroups by ``row_blocks``, and those of positions by ``line``."""
+    factor, shift = reciprocal(max(row_blocks, 1), min(groups, _MOST_FEW_GROUPS))
+    return {"group_factor": factor, "group_shift": shift, "line_inverse": 1 / max(line, 1)}
 
 
 def conv_shape(attrs: Attrs, x: Fact, filter: Fact, bias: Fact | None = None) -> ConvShape:

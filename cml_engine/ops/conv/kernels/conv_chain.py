@@ -13,20 +13,22 @@ import numpy as np
 
 from cml_engine.ir.graph import Array, Epilogue
 from cml_engine.ir.layout import C4, VECTOR_TYPE
+from cml_engine.ir.limits import Limits
 from cml_engine.ops.conv.shapes import MOST_FEW
 from cml_engine.ops.declaration.epilogue import is_wide
 from cml_engine.ops.declaration.expression import LETTERS
+from cml_engine.ops.declaration.hardware import hardware_table
 from cml_engine.ops.declaration.registry import formula_of
 from cml_engine.ops.declaration.spec import Defines, Dispatch, engine_kernel
 
-#: positions of a workgroup, and the waves that share its channels: 256 threads, and 16 KB for
-#: two maps of the most channels, which WebGPU guarantees
-_LANES, _WAVES = 64, 4
+#: positions of a workgroup, and the waves that share its channels, of which WebGPU guarantees the
+#: fewer; two maps of the most channels take 16 KB, which it guarantees too
+_LANES, _FEW_WAVES, _MANY_WAVES = 64, 4, 8
 MOST_CHANNELS, _MOST_VALUES = 32, 40
 KERNEL = engine_kernel(
     "conv/conv_chain.hlsl",
     f"batch:u volume:u out_c:u y_size:i3 value:f{_MOST_VALUES}",
-    group=_LANES * _WAVES,
+    group=_LANES * _FEW_WAVES,
 )
 
 
@@ -43,32 +45,39 @@ class Layer:
     def in_blocks(self) -> int:
         return int(self.filter.shape[1]) // 4
 
-    @property
-    def vectors(self) -> int:
-        """The number of blocks of four output channels that each wave computes."""
-        return -(-len(self.filter) // (4 * _WAVES))
+    def vectors(self, waves: int) -> int:
+        """Returns the number of blocks of four output channels that each wave computes."""
+        return -(-len(self.filter) // (4 * waves))
 
-    def packed(self) -> tuple[Array, Array]:
+    def packed(self, waves: int) -> tuple[Array, Array]:
         """Returns the filter as [wave][block][4 in][rows of a wave], and the bias, with zeros for
         rows that fill the last wave."""
-        rows = 4 * self.vectors * _WAVES
+        rows = 4 * self.vectors(waves) * waves
         filter, bias = (
             np.zeros((rows, self.filter.shape[1]), np.float32),
             np.zeros(rows, np.float32),
         )
         filter[: len(self.filter)], bias[: len(self.bias)] = self.filter, self.bias
-        by_wave = filter.reshape(_WAVES, 4 * self.vectors, -1).transpose(0, 2, 1)
+        by_wave = filter.reshape(waves, 4 * self.vectors(waves), -1).transpose(0, 2, 1)
         return by_wave.reshape(-1), bias
 
 
-def pack_layers(layers: Sequence[Layer]) -> Array:
+def pack_layers(layers: Sequence[Layer], waves: int) -> Array:
     """Returns the filters and biases of a chain, as the kernel reads them."""
-    return np.concatenate([array for layer in layers for array in layer.packed()])
+    return np.concatenate([array for layer in layers for array in layer.packed(waves)])
 
 
 def groups_of(batch: int, volume: int) -> int:
     """Returns the workgroups that compute this many positions."""
     return -(-batch * volume // _LANES)
+
+
+def waves_of(batch: int, volume: int, limits: Limits) -> int:
+    """Returns the waves of a workgroup: the more where the fewer leave SIMDs idle, for each wave
+    waits for one filter after the other."""
+    are_idle = _FEW_WAVES * groups_of(batch, volume) <= hardware_table(limits).simds
+    has_room = limits.max_group_threads >= _LANES * _MANY_WAVES
+    return _MANY_WAVES if are_idle and has_room else _FEW_WAVES
 
 
 def values_of(layers: Sequence[Layer]) -> list[float]:
@@ -85,6 +94,7 @@ def fits(layers: Sequence[Layer]) -> bool:
 
 def launch_chain(
     layers: Sequence[Layer],
+    waves: int,
     shape: Sequence[int],
     tensors: tuple[str, str, str],
     defines: Defines,
@@ -117,24 +127,25 @@ def launch_chain(
             **defines,
             "OUT": "T2",
             "T2_TYPE": out,
-            "GROUP": _LANES * _WAVES,
+            "GROUP": _LANES * waves,
             "LANES": _LANES,
-            "WAVES": _WAVES,
+            "WAVES": waves,
             "FULL": int(channels % 4 == 0),
             "FEW": int(batch == 1 and volume < MOST_FEW),
             "MOST_BLOCKS": max(layer.in_blocks for layer in layers[1:]),
-            "LAYERS": " ".join(_statements(layers)),
+            "LAYERS": " ".join(_statements(layers, waves)),
         },
         kernel=KERNEL,
     )
 
 
-def _statements(layers: Sequence[Layer]) -> list[str]:
+def _statements(layers: Sequence[Layer], waves: int) -> list[str]:
     """Returns the macros of conv_chain.hlsl that compute the layers."""
     statements, at, first = [], 0, 0
     for n, layer in enumerate(layers):
-        filter, bias = layer.packed()
-        places = f"{at // 4}, {(at + filter.size) // 4}, {layer.in_blocks}, {layer.vectors}"
+        filter, bias = layer.packed(waves)
+        bias_at, vectors = at + filter.size, layer.vectors(waves)
+        places = f"{at // 4}, {bias_at // 4}, {layer.in_blocks}, {vectors}"
         text = _epilogue(layer, first)
         name = "FIRST_LAYER(" if n == 0 else f"LAYER({n}, "
         name = f"LAST_LAYER({n}, " if n == len(layers) - 1 else name

@@ -23,7 +23,7 @@ from cml_engine.ops.conv.kernels.conv_window import (
     row_of_table,
 )
 from cml_engine.ops.conv.node import GROUP, ConvTile
-from cml_engine.ops.conv.shapes import ConvShape
+from cml_engine.ops.conv.shapes import RECIPROCALS, ConvShape, reciprocals
 from cml_engine.ops.declaration.epilogue import per_channel
 from cml_engine.ops.declaration.expression import LETTERS
 from cml_engine.ops.declaration.hardware import HardwareTable, KernelLimits
@@ -39,7 +39,7 @@ _PRODUCT = 2
 _BY_TERM = "x_width x_volume x_image x_origin turns filter_at bias_at"
 KERNEL = engine_kernel(
     "conv/conv_sum.hlsl",
-    "batch:u out_c:u row_blocks:u y_size:i3 "
+    f"batch:u out_c:u row_blocks:u y_size:i3 {RECIPROCALS} "
     + " ".join(f"{name}:u{MOST_TERMS}" for name in _BY_TERM.split())
     + f" attr:f{_MOST_VALUES}",
     group=GROUP,
@@ -332,15 +332,16 @@ class Sum:
         terms, tile, shape = self.terms, self.tile, self.terms[-1].shape
         out = f"T{len(self.tensors) + 1}"
         each = [self._defines(n, term) for n, term in enumerate(terms)]
-        groups = _groups(terms, tile)
+        groups, row_blocks = _groups(terms, tile), self._rows // tile.rows
         return Dispatch(
             groups=groups,
             tensors=(weights, *self.tensors, target),
             params={
                 "batch": shape.batch,
                 "out_c": shape.out_channels,
-                "row_blocks": self._rows // tile.rows,
+                "row_blocks": row_blocks,
                 "y_size": [axis.narrow for axis in shape.axes3],
+                **reciprocals(groups, row_blocks, shape.axes3[2].narrow),
                 "attr": self._values or [0.0],
                 **self._params(),
             },

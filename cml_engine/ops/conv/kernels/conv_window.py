@@ -31,12 +31,13 @@ from cml_engine.ops.conv.node import (
     band_of,
     is_depthwise,
 )
+from cml_engine.ops.conv.shapes import RECIPROCALS, reciprocals
 from cml_engine.ops.declaration.hardware import hardware_table
 from cml_engine.ops.declaration.packing import Packing
 from cml_engine.ops.declaration.spec import Defines, Dispatch, engine_kernel
 from cml_engine.ops.declaration.variant import KernelVariant
 
-KERNEL = engine_kernel("conv/conv_window.hlsl", PARAMS, group=GROUP)
+KERNEL = engine_kernel("conv/conv_window.hlsl", f"{PARAMS} {RECIPROCALS}", group=GROUP)
 _TILES = ((4, 1), (8, 1), (16, 1), (4, 2), (8, 2), (16, 2), (4, 4), (8, 4))
 #: those of bytes, whose inputs take a fourth of the registers
 _BYTE_TILES = (*_TILES, (16, 4), (32, 1), (32, 2))
@@ -199,8 +200,9 @@ def _launch(conv: Conv, tile: ConvTile) -> tuple[int, dict[str, Any]]:
     _, y, x = params["steps3"]
     steps = [1, -(-y // tile.columns), x]
     tiles = -(-conv.shape.batch * prod(steps) // tile.group)
-    row_blocks = params["row_blocks"]
-    return tiles * row_blocks, {**params, "steps3": steps, "tiles": tiles}
+    groups = tiles * params["row_blocks"]
+    divisors = reciprocals(groups, params["row_blocks"], x)
+    return groups, {**params, "steps3": steps, "tiles": tiles, **divisors}
 
 
 def lower_window(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
