@@ -25,18 +25,23 @@ so. Sizes and positions that are formulas,
 such as `6="*(0w,2),-1"`, are computed when the model is loaded. Any other layer type, and each that
 does not convert, can be [an operator of your own](your_model.md#ncnn).
 
+These convert in every form: {plain}.
+
 """
 
 
 def page() -> str:
     rows = {n: ("yes", layer.limits, layer.differences) for n, layer in LAYERS.items()}
     rows |= {name: ("no", reason, "") for name, reason in REFUSED.items()}
+    plain = [name for name, cells in sorted(rows.items()) if cells == ("yes", "", "")]
     lines = [
         "| layer | converts | refused, or what to do | different from ncnn |",
         "|---|---|---|---|",
     ]
-    lines += [f"| {' | '.join((name, *cells))} |" for name, cells in sorted(rows.items())]
-    return _INTRODUCTION + "\n".join(lines) + "\n"
+    lines += [
+        f"| {' | '.join((name, *rows[name]))} |" for name in sorted(rows) if name not in plain
+    ]
+    return _INTRODUCTION.format(plain=", ".join(plain)) + "\n".join(lines) + "\n"
 
 
 def ncnn_layers() -> list[str]:

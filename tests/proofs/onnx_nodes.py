@@ -329,17 +329,22 @@ MARK = "<!-- {} -->"
 
 
 def operator_table() -> str:
-    """Returns the importer's operators as a Markdown table, with a row for each range of opsets."""
+    """Returns the importer's operators as a Markdown table.
+
+    Ranges of opsets in which an operator becomes the same share a row.
+    """
     from cml_engine.formats.onnx import operators  # noqa: F401
     from cml_engine.formats.onnx.counted_statements import MEANINGS, STATEMENTS
     from cml_engine.formats.onnx.op_schemas import all_schemas
 
     lines = [f"- {word}: {meaning}" for word, meaning in MEANINGS.items()]
     lines += ["", "| operator | opsets | becomes | counted axes |", "|---|---|---|---|"]
-    lines += [
-        f"| {r.qualified} | {r.opsets} | {r.nnef} | {STATEMENTS.get(r.name, '')} |"
-        for r in all_schemas()
-    ]
+    opsets: dict[tuple[str, str, str], list[str]] = {}
+    for r in all_schemas():
+        counted = STATEMENTS.get(r.name, "")
+        opsets.setdefault((r.qualified, r.nnef, counted), []).append(r.opsets)
+    for (name, nnef, counted), ranges in opsets.items():
+        lines.append(f"| {name} | {', '.join(ranges)} | {nnef} | {counted} |")
     return "\n".join(lines)
 
 
@@ -361,17 +366,28 @@ def class_of(op: str) -> str:
 
 
 def export_table() -> str:
-    """Returns a Markdown table with a row for each operator of NNEF and of the extensions."""
-    lines = ["| operator | written as | of |", "|---|---|---|"]
+    """Returns Markdown with each operator of NNEF and of the extensions: lists of those that need
+    no explanation, and a table."""
+    listed: dict[str, list[str]] = {GRAPH: [], EXPANDED: [], _ALIKE: []}
+    rows = []
     for op in SIGNATURES:
         row = load_export_rules().get(op)
         since = f"; from opset {row.since} on" if row and row.since > ONNX_OPSET.low else ""
-        made = f"{row.onnx}{since}" if row else _UNROWED[class_of(op)]
-        lines.append(f"| `{op}` | {class_of(op)} | {made} |")
-    return "\n".join(lines)
+        is_alike = row and row.onnx.lower() == f"`{op.replace('_', '')}`" and not since
+        if row and not is_alike:
+            rows.append(f"| `{op}` | {class_of(op)} | {row.onnx}{since} |")
+        else:
+            listed[_ALIKE if is_alike else class_of(op)].append(f"`{op}`")
+    lines = [f"- {_LISTED[name]}: {', '.join(ops)}" for name, ops in listed.items()]
+    return "\n".join([*lines, "", "| operator | written as | of |", "|---|---|---|", *rows])
 
 
-_UNROWED = {GRAPH: "inputs, initializers, state", EXPANDED: "what it is made of"}
+_ALIKE = "alike"
+_LISTED = {
+    GRAPH: "inputs, initializers and state",
+    EXPANDED: "written as what they are made of",
+    _ALIKE: "the ONNX operator of the same name",
+}
 
 
 def conformance(verdicts: Sequence[Verdict]) -> str:
