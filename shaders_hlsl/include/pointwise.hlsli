@@ -50,9 +50,11 @@ float cml_sin_near(float r, bool odd) {
 }
 
 // Returns sin(x - turns * pi), negated if `halves` is odd. Pi is split in three parts, the first with
-// few bits, so the difference stays exact for thousands of turns.
+// few bits, so the difference stays exact for thousands of turns. Sealed, or Metal's compiler adds the
+// parts up first.
 float cml_sin_reduced(float x, float turns, float halves) {
-    float r = ((x - turns * 3.140625) - turns * 9.6750259e-4) - turns * 1.509958e-7;
+    float r = cml_sealed(x - turns * 3.140625);
+    r = cml_sealed(r - turns * 9.6750259e-4) - turns * 1.509958e-7;
     return cml_sin_near(r, cml_is_odd(halves));
 }
 
@@ -167,7 +169,7 @@ float cml_cosh(float x) {
 // log(1 + u), u >= 0: the rounding of 1 + u is undone to first order
 float cml_log1p(float u) {
     float w = cml_sealed(1.0 + u);
-    return log(w) + (u - (w - 1.0)) / w;
+    return log(w) + (u - cml_sealed(w - 1.0)) / w;
 }
 
 float cml_asinh(float x) {
