@@ -258,8 +258,8 @@ def library() -> str:
         raise DeviceError(
             f"There is no HLSL compiler for this platform ({system}, {processor}), and the cache "
             "does not have all the shaders that are needed: cook the network elsewhere (cml cook, "
-            "on Linux or Windows with x86-64 or on a Mac with Apple silicon) and play that file "
-            "here, or use --backend cpu."
+            "on Linux or Windows with x86-64, or on macOS 15 or newer with Apple silicon) and play "
+            "that file here, or use --backend cpu."
         )
     raise DeviceError(
         "There is no HLSL compiler, and the cache does not have all the shaders that are needed. "
