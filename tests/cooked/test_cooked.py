@@ -119,6 +119,15 @@ def test_all_types_and_empty_tensors(backend):
     same_bits(cml.Session(own(cook(model)), backend).run(inputs), expected)
 
 
+def test_a_chain_that_begins_with_a_single_value_is_cooked(backend):
+    net = Net(1, 3, 4, 4)
+    model = net.graph("div(x, exp(neg(max_reduce(x, axes=[0, 1, 2, 3]))))")
+    assert [len(node.epilogues) for node in optimize(model).nodes] == [0, 2]
+    inputs = net.input()
+    expected = cml.Session(model, backend).run(inputs)
+    same_bits(cml.Session(own(cook(model)), backend).run(inputs), expected)
+
+
 def test_16_bits_are_cooked(gpu):
     net = Net(1, 3, 12, 12)
     model = net.graph(net.conv(net.op("tanh", net.conv("x", 8)), 8))

@@ -48,6 +48,7 @@ import cml_engine as cml
 from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
 from cml_engine.compiler.optimize import STAGES
 from cml_engine.compiler.passes.cleanup import eliminate_dead_code
+from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.compiler.planning.draft import PlanOptions, Storage
 from cml_engine.cooked.cook import cook
 from cml_engine.cooked.load import load_cooked
@@ -303,6 +304,16 @@ def _on_gpu(bench: FuzzBench) -> str:
     return difference(bench.runs(bench.session(bench.gpu)), bench.right)
 
 
+def _facts(bench: FuzzBench) -> str:
+    """Returns "" if the optimized graph has the facts that its operators infer, else the tensor
+    that has others."""
+    graph = bench.session("cpu").graph
+    inferred = infer_facts(graph).facts
+    names = [name for node in graph.nodes for name in node.outputs]
+    wrong = next((name for name in names if graph.facts[name] != inferred[name]), "")
+    return f"{wrong} is {graph.facts[wrong]}, inferred {inferred[wrong]}" if wrong else ""
+
+
 def _any_slices(bench: FuzzBench) -> str:
     """Returns "" if random slices, and unshared memory, give bit-identical results, else the
     problem."""
@@ -380,11 +391,11 @@ _OF_ALL: dict[str, Callable[[FuzzBench], str]] = {
     "cpu": _on_cpu, "written": _written, "gpu": _on_gpu, "slices": _any_slices, "parts": _in_parts,
 }  # fmt: skip
 CHECKS = {
-    **_OF_ALL, "unsorted": _unsorted, "nodes": _each_node,
+    **_OF_ALL, "facts": _facts, "unsorted": _unsorted, "nodes": _each_node,
     "half": partial(_each_node, storage="half"),
 }  # fmt: skip
 INTEGER_CHECKS = {**_OF_ALL, "tensors": _each_tensor, "cooked": _cooked}
-ON_CPU = ("cpu", "written", "unsorted")
+ON_CPU = ("cpu", "facts", "written", "unsorted")
 
 
 def problem_of(check: str, bench: FuzzBench) -> str:

@@ -4,6 +4,7 @@ constants."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TypeGuard
 
 import numpy as np
@@ -14,6 +15,7 @@ from cml_engine.ir.graph import (
     DTYPE_OF_KIND,
     NUMPY_DTYPE,
     Array,
+    Epilogue,
     Fact,
     Graph,
     Node,
@@ -99,10 +101,13 @@ def _constant(graph: Graph, name: str) -> Array:
 def infer_node(node: Node, facts: Mapping[str, Fact]) -> list[Fact]:
     """Returns the facts of one node's outputs in order, from the facts of its inputs.
 
-    Epilogues do not change facts. Raises :class:`ShapeError` if the number of results differs
-    from the node's outputs.
+    An epilogue can enlarge the result: a chain may begin with a single value. Raises
+    :class:`ShapeError` if the number of results differs from the node's outputs.
     """
     results = _call(node, [facts[name] for name in node.inputs])
+    for epilogue in node.epilogues:
+        results += _infer_epilogue(node, epilogue, facts, results)
+    results = results[-1:] if node.epilogues else results
     if len(results) != len(node.outputs):
         raise ShapeError(
             f"{node.title}: gives {len(results)} results, the graph names {len(node.outputs)}. "
@@ -112,6 +117,21 @@ def infer_node(node: Node, facts: Mapping[str, Fact]) -> list[Fact]:
     for fact in results:
         _check_size(node, fact)
     return results
+
+
+def _infer_epilogue(
+    node: Node, epilogue: Epilogue, facts: Mapping[str, Fact], results: list[Fact]
+) -> list[Fact]:
+    """Returns the facts of an epilogue's results, where ``results`` are those of the steps before
+    it."""
+    step = replace(node, op=epilogue.op, attrs=epilogue.attrs)
+    try:
+        operands = epilogue.operands([facts[name] for name in epilogue.inputs], results)
+    except (IndexError, StopIteration):
+        raise ModelError(
+            f"{step.title}: its operands are steps that its chain does not have", node.source
+        ) from None
+    return _call(step, operands)
 
 
 def _call(node: Node, facts: list[Fact]) -> list[Fact]:
