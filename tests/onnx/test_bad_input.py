@@ -128,7 +128,8 @@ WRONG_SHAPES = [
     ([1, 4], "z = QuantizeLinear(x, c, axis=1, block_size=4); y = Cast(z, to=1)", {"c": [2, 1]},
      "float32.2,1. of float32.1,4. in blocks of 4"),
     ([1, 4], "z = Concat(x, c, axis=0); y = Concat(x, d, axis=1)", {"c": [0, 4], "d": [0, 4]},
-     "axis 1 of float32.1,4., float32.0,4."),
+     "float32.1,4., float32.0,4. differ in another axis than 1"),
+    ([1, 4], "s = Shape(c); y = Expand(x, s)", {"c": [3]}, "does not broadcast to the shape .3."),
     ([1, 4], "y = Gather(x, c)", {"c": [2]}, "the indices are float32.2., wanted integers"),
     ([2, 3, 4], "y = LSTM(x, w, w, _, _, c)", {"w": [1, 16, 4], "c": [1, 1, 4]},
      "float32.1,1,4., wanted .1, 3, 4."),
@@ -145,6 +146,20 @@ def test_parameters_of_a_wrong_shape_are_refused(shape, nodes, constants, messag
     """A parameter neither enlarges a result nor stands for several channels."""
     weights = {name: np.ones(extents, np.float32) for name, extents in constants.items()}
     refused(model(nodes, f"x: {shape}", "y", weights, opset=23), message)
+
+
+#: the last two are refused by the operators that they become
+UNFIT = ["Concat(x, w, axis=1)", "SpaceToDepth(x, blocksize=2)", "Add(x, w)",
+         "AveragePool(x, kernel_shape=[4, 4])"]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", UNFIT)
+def test_given_shapes_that_do_not_fit_are_named(call):
+    """A shape that the caller gave may be wrong, rather than the model."""
+    network = model(f"y = {call}", "x: [1, 1, h, w]", "y", {"w": np.ones((1, 1, 8, 8), np.float32)})
+    advice = r"Give other shapes than x=\[1, 1, 3, 2\], or export the model again$"
+    assert "export it again" not in refused(network, advice, shapes={"x": (1, 1, 3, 2)})
+    refused(network, advice, shapes=(1, 1, 3, 2))
 
 
 def test_inputs_of_one_number_have_one():

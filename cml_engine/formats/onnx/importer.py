@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from math import prod
 from typing import NamedTuple
 
@@ -110,6 +111,8 @@ class Importer:
         self.report = ImportReport()
         #: nodes of the model's graph: the one that is being imported, or all that cannot be
         self._failing: Sequence[OnnxNode] = []
+        #: the inputs' shapes, once they are bound, if the caller has given any
+        self._given_shapes: Mapping[str, Sequence[int]] = {}
 
     def graph(self, shapes: Shapes, constants: Mapping[str, Array], name: str) -> Graph:
         try:
@@ -118,6 +121,12 @@ class Importer:
         except UnsupportedOp as error:
             if self._reading is None:  # otherwise the model is imported again, in floats
                 error.message += outputs_advice(self._unaffected_outputs())
+            raise
+        except ShapeError as error:
+            if self._given_shapes and NOTHING not in error.message:
+                first = islice(self._given_shapes.items(), 4)
+                texts = ", ".join(f"{name}={list(shape)}" for name, shape in first)
+                error.message += f". Give other shapes than {texts}, or export the model again"
             raise
 
     def _unaffected_outputs(self) -> list[str]:
@@ -146,6 +155,7 @@ class Importer:
         readers = (node for node in graph.nodes if unreadable.intersection(_reads(node)))
         self._failing = list(readers) if unreadable else []
         values = bind_inputs(inputs, shapes, constants, self.emit.builder, model.file)
+        self._given_shapes = {name: v.shape for name, v in values.items() if shapes}
         for info in inputs:
             bits = self._bits.get(info.name, INPUT_BITS[0])
             self.emit.intervals[info.name] = of_input(values[info.name].dtype, bits)
@@ -305,7 +315,7 @@ class Importer:
         function = self._model.functions.get((node.domain, node.op, node.overload))
         if schema is None and function is not None:
             return self._inline(node, function, inputs, scope)
-        with _located(source, inputs):
+        with self._located(source, inputs):
             check_statement(node.op, node.domain, inputs)
         self.report.nodes += 1
         if schema is None and node.op in registered_declarations():
@@ -314,7 +324,7 @@ class Importer:
             return self._placeholder(node, inputs)
         if schema is None:
             raise _unsupported_error([_Unknown(node, opset, scope.function)], self._model.file)
-        with _located(source, inputs):
+        with self._located(source, inputs):
             is_output_needed = [name in needed_names for name in node.outputs]
             inner = partial(self._inner, scope)
             call = OnnxCall(node, schema, opset, inputs, is_output_needed, inner)
@@ -337,7 +347,7 @@ class Importer:
         self, node: OnnxNode, inputs: Sequence[Value | None]
     ) -> Sequence[Value | None]:
         self.report.add(self.report.unknown, node)
-        with _located(self.emit.source, inputs):
+        with self._located(self.emit.source, inputs):
             op, attrs, facts = self._placeholders.declare(node, inputs)
         declaration = self._placeholders.declarations[op]
         return self.emit.placeholder(op, declaration, inputs, attrs, facts)
@@ -406,6 +416,29 @@ class Importer:
             self._node(bound, needed.names, inner)
         return [inner.find(name) for name in output_names]
 
+    @contextmanager
+    def _located(self, source: Source | None, inputs: Sequence[Value | None]) -> Iterator[None]:
+        """Turns every error of a node's conversion into one of the engine that names the node."""
+        try:
+            yield
+        except CmlError as error:
+            if error.source is None:
+                raise type(error)(error.message, source) from error
+            raise
+        except InvalidNode as error:
+            problem = ": the model is not right, export it again"
+            if has_nothing(inputs):
+                problem = f": {NOTHING}"
+            elif self._given_shapes:
+                problem = ""  # what to do about the shapes is added to every error of shapes
+            raise ShapeError(f"{error}{problem}", source) from None
+        except (ValueError, TypeError, IndexError, KeyError, ZeroDivisionError, OverflowError) as e:
+            input_types = ", ".join("nothing" if v is None else str(v) for v in inputs)
+            reason: object = NOTHING if has_nothing(inputs) else e
+            raise ModelError(f"cannot take inputs ({input_types}): {reason}", source) from e
+        except MemoryError as e:
+            raise ModelError("not enough memory for its result", source) from e
+
     def _find(self, name: str, scope: GraphScope, reader: str) -> Value:
         value = scope.find(name)
         if value is None:
@@ -420,27 +453,6 @@ def _with_shape(info: ValueInfo, graph: OnnxGraph, shapes: Shapes) -> ValueInfo:
     """Returns the declaration of an input, with its initializer's shape if no other is given."""
     tensor = graph.initializers.get(info.name)
     return info if tensor is None or info.name in shapes else replace(info, shape=tensor.shape)
-
-
-@contextmanager
-def _located(source: Source | None, inputs: Sequence[Value | None]) -> Iterator[None]:
-    """Turns every error of a node's conversion into one of the engine that names the node."""
-    try:
-        yield
-    except CmlError as error:
-        if error.source is None:
-            raise type(error)(error.message, source) from error
-        raise
-    except InvalidNode as error:
-        advice = "the model is not right, export it again"
-        problem = NOTHING if has_nothing(inputs) else advice
-        raise ShapeError(f"{error}: {problem}", source) from None
-    except (ValueError, TypeError, IndexError, KeyError, ZeroDivisionError, OverflowError) as e:
-        input_types = ", ".join("nothing" if v is None else str(v) for v in inputs)
-        reason: object = NOTHING if has_nothing(inputs) else e
-        raise ModelError(f"cannot take inputs ({input_types}): {reason}", source) from e
-    except MemoryError as e:
-        raise ModelError("not enough memory for its result", source) from e
 
 
 # -- which nodes ---------------------------------------------------------------------------------

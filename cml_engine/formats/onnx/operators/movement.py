@@ -93,7 +93,10 @@ def expand(x: Value, shape: Value) -> Value:
     if shape.array is None or x.counts:
         return expanded(x, elements(shape, "the shape"))
     known_shape = tuple(ints(shape, "the shape"))
-    return x.expand(checked_shape(np.broadcast_shapes(x.shape, known_shape)))
+    try:
+        return x.expand(checked_shape(np.broadcast_shapes(x.shape, known_shape)))
+    except ValueError:
+        raise InvalidNode(f"{x} does not broadcast to the shape {list(known_shape)[:8]}") from None
 
 
 @op("Tile", "tile")
@@ -110,7 +113,8 @@ def tile(x: Value, repeats: list[int]) -> Value:
 def concatenate(*values: Value, axis: int) -> Value:
     axis = checked_axis(axis, values[0].rank)
     if len({(*v.shape[:axis], v.rank, *v.shape[axis + 1 :]) for v in values}) > 1:
-        raise InvalidNode(f"axis {axis} of {', '.join(map(str, values[:8]))}")
+        shapes = ", ".join(map(str, values[:8]))
+        raise InvalidNode(f"{shapes} differ in another axis than {axis}")
     return concat(values, axis)
 
 
