@@ -177,11 +177,14 @@ def compile_command() -> str:
     folder = _wgpu_folder()
     library = next((p.name for p in sorted(folder.glob("*wgpu_native*"))), "libwgpu_native.so")
     command = (
-        f'WGPU="{folder}"; cc -O2 -ffp-contract=off -I. -isystem "$WGPU" main.c cml.c cml_webgpu.c '
-        f'"$WGPU/{library}" -Wl,-rpath,"$WGPU" -lm -o host'
+        f'WGPU="{folder.as_posix()}"; cc -O2 -ffp-contract=off -I. -isystem "$WGPU" '
+        f'main.c cml.c cml_webgpu.c "$WGPU/{library}" -Wl,-rpath,"$WGPU" -lm -o host'
     )
-    if library.endswith(".dylib"):  # programs look for the name inside, which is not the file's
+    # programs look for the name inside the library, which is not the file's
+    if library.endswith(".dylib"):
         command += f" && install_name_tool -change {_INSTALL_NAME} @rpath/{library} host"
+    if library.endswith(".dll"):
+        command += f' && cp "$WGPU/{library}" wgpu_native.dll'
     return command
 
 

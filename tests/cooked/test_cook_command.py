@@ -153,12 +153,17 @@ def test_kernels_are_dumped_for_backends_of_other_apis(folder, tmp_path, run_cml
     assert "cannot write into" in refused(f"{words} --dump-kernels {tmp_path}/file")
 
 
-@pytest.mark.parametrize("library", ["libwgpu_native-release.so", "libwgpu_native-release.dylib"])
+@pytest.mark.parametrize(
+    "library",
+    ["libwgpu_native-release.so", "libwgpu_native-release.dylib", "wgpu_native-release.dll"],
+)
 def test_an_exported_host_finds_its_library(library, tmp_path, monkeypatch):
-    """On macOS the name of wgpu-native inside its library is not that of its file."""
+    """On macOS and Windows the name of wgpu-native inside its library is not that of its file."""
     (tmp_path / library).touch()
     monkeypatch.setattr(export, "_wgpu_folder", lambda: tmp_path)
     command = export.compile_command()
     assert f'"$WGPU/{library}" -Wl,-rpath,"$WGPU"' in command
     change = f"-change @rpath/libwgpu_native.dylib @rpath/{library} host"
     assert (change in command) == library.endswith(".dylib")
+    copy = f'cp "$WGPU/{library}" wgpu_native.dll'
+    assert (copy in command) == library.endswith(".dll")
