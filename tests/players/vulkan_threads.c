@@ -1,8 +1,11 @@
 /* Pipelines are never built on the thread of the frames: `vulkan_threads NET.cml ours|host|unload`,
- * on threads of the player, on one of the host, or for a network that is unloaded meanwhile. */
+ * on threads of the player, on one of the host, or for a network that is unloaded meanwhile. None
+ * of them is left when the scheduler is destroyed. */
+#define _POSIX_C_SOURCE 200112L
 #include "vulkan_gpu.h"
 
 #include <pthread.h>
+#include <time.h>
 
 #define WANT(what)                                                                                 \
     do {                                                                                           \
@@ -15,6 +18,8 @@
 enum { MOST_STARTED = 4 };
 
 static pthread_t frames_thread;
+static pthread_key_t key; /* of threads that build pipelines */
+static int begun, ended;  /* those threads */
 static int built_in_frames, built_elsewhere;
 static PFN_vkCreateComputePipelines create_pipelines;
 static PFN_vkGetDeviceProcAddr get_device_function;
@@ -22,12 +27,20 @@ static void (*started[MOST_STARTED])(void *argument);
 static void *arguments[MOST_STARTED];
 static int start_count;
 
+static void end_thread(void *unused) {
+    (void)unused;
+    nanosleep(&(struct timespec){0, 50000000}, NULL); /* ends later than who does not wait for it */
+    __atomic_add_fetch(&ended, 1, __ATOMIC_RELAXED);
+}
+
 static VKAPI_ATTR VkResult VKAPI_CALL count_pipelines(VkDevice device, VkPipelineCache cache,
                                                       uint32_t count,
                                                       const VkComputePipelineCreateInfo *infos,
                                                       const VkAllocationCallbacks *allocator,
                                                       VkPipeline *pipelines) {
     int is_frame = pthread_equal(pthread_self(), frames_thread);
+    if (pthread_getspecific(key) == NULL) __atomic_add_fetch(&begun, 1, __ATOMIC_RELAXED);
+    pthread_setspecific(key, &key);
     __atomic_add_fetch(is_frame ? &built_in_frames : &built_elsewhere, 1, __ATOMIC_RELAXED);
     return create_pipelines(device, cache, count, infos, allocator, pipelines);
 }
@@ -85,6 +98,7 @@ int main(int argc, char **argv) {
     int is_ours = strcmp(argv[2], "ours") == 0, is_unloaded = strcmp(argv[2], "unload") == 0;
     cml_vulkan vulkan = gpu_described(&g);
     frames_thread = pthread_self();
+    WANT(pthread_key_create(&key, end_thread) == 0);
     vulkan.get_instance_proc_addr = instance_function;
     vulkan.start = is_ours ? NULL : start;
     WANT(cml_vulkan_fill(&vulkan, &backend, &error) == CML_OK);
@@ -112,6 +126,7 @@ int main(int argc, char **argv) {
     WANT(built_in_frames == 0 && built_elsewhere > 0);
     gpu_wait_idle(&g, &backend);
     cml_destroy(s);
+    WANT(begun > 0 && begun == ended); /* then a host may unload the player's code */
     gpu_close(&g);
     free(bytes);
     printf("built elsewhere\n");

@@ -109,6 +109,12 @@ typedef struct upload { /* a submission of ours */
     cml_scope *scope;
 } upload;
 
+#ifdef _WIN32
+typedef HANDLE thread_handle;
+#else
+typedef pthread_t thread_handle;
+#endif
+
 typedef struct vulkan {
     cml_vulkan host;
     cml_device_info info;
@@ -130,7 +136,10 @@ typedef struct vulkan {
     pthread_cond_t idle;
 #endif
     cml_pipeline *queue, *built;
-    uint32_t workers;
+    uint32_t busy;                       /* threads that build, the player's or the host's */
+    thread_handle threads[MOST_WORKERS]; /* of the player, until destroy() */
+    uint32_t thread_count;
+    int is_closing;
 #define DECLARE(name) PFN_vk##name name;
     FUNCTIONS(DECLARE)
 #undef DECLARE
@@ -216,10 +225,8 @@ static VkResult build_pipeline(const vulkan *v, cml_pipeline *p) {
     return result;
 }
 
-/* Builds pipelines until the queue is empty. */
-static void work(void *argument) {
-    vulkan *v = argument;
-    enter(v);
+/* Builds pipelines until the queue is empty. The caller holds the guard. */
+static void build_queue(vulkan *v) {
     while (v->queue != NULL) {
         cml_pipeline *p = v->queue;
         v->queue = p->next;
@@ -229,46 +236,79 @@ static void work(void *argument) {
         p->next = v->built;
         v->built = p;
     }
-    v->workers--;
+    v->busy--;
     wake(v);
+}
+
+static void work(void *argument) { /* on a thread of the host */
+    enter(argument);
+    build_queue(argument);
+    leave(argument);
+}
+
+static void work_until_closed(vulkan *v) { /* on a thread of the player */
+    enter(v);
+    while (!v->is_closing) {
+        build_queue(v);
+        while (v->queue == NULL && !v->is_closing) sleep_until_woken(v);
+        v->busy++;
+    }
     leave(v);
 }
 
 #ifdef _WIN32
 static DWORD WINAPI run_thread(void *argument) {
-    work(argument);
+    work_until_closed(argument);
     return 0;
 }
-static int start_thread(vulkan *v) {
-    HANDLE thread = CreateThread(NULL, 0, run_thread, v, 0, NULL);
-    if (thread != NULL) CloseHandle(thread);
-    return thread != NULL;
+static int start_thread(vulkan *v, thread_handle *thread) {
+    *thread = CreateThread(NULL, 0, run_thread, v, 0, NULL);
+    return *thread != NULL;
+}
+static void join_thread(thread_handle thread) {
+    WaitForSingleObject(thread, INFINITE);
+    CloseHandle(thread);
 }
 #else
 static void *run_thread(void *argument) {
-    work(argument);
+    work_until_closed(argument);
     return NULL;
 }
-static int start_thread(vulkan *v) {
-    pthread_t thread;
-    if (pthread_create(&thread, NULL, run_thread, v) != 0) return 0;
-    pthread_detach(thread);
-    return 1;
+static int start_thread(vulkan *v, thread_handle *thread) {
+    return pthread_create(thread, NULL, run_thread, v) == 0;
 }
+static void join_thread(thread_handle thread) { pthread_join(thread, NULL); }
 #endif
 
 static void enqueue(vulkan *v, cml_pipeline *p) {
+    int is_host = v->host.start != NULL;
     enter(v);
     p->next = v->queue;
     v->queue = p;
-    int is_new = v->workers < MOST_WORKERS;
-    v->workers += is_new ? 1 : 0;
+    /* another thread, if those that are there are busy or have not begun with the last pipeline */
+    int is_new =
+        is_host ? v->busy < MOST_WORKERS
+                : v->thread_count < MOST_WORKERS && (v->busy == v->thread_count || p->next != NULL);
+    if (is_new && !is_host) {
+        is_new = start_thread(v, &v->threads[v->thread_count]);
+        v->thread_count += is_new ? 1 : 0;
+    }
+    int is_alone = !is_host && v->thread_count == 0; /* the system has no thread */
+    v->busy += is_new || is_alone ? 1 : 0;
+    wake(v);
     leave(v);
-    if (!is_new) return;
-    if (v->host.start != NULL)
-        v->host.start(v->host.start_user, work, v);
-    else if (!start_thread(v))
-        work(v);
+    if (is_new && is_host) v->host.start(v->host.start_user, work, v);
+    if (is_alone) work(v);
+}
+
+/* Waits until all is built, and for the player's threads: then a host may unload its code. */
+static void close_threads(vulkan *v) {
+    enter(v);
+    while (v->queue != NULL || v->busy > 0) sleep_until_woken(v);
+    v->is_closing = 1;
+    wake(v);
+    leave(v);
+    for (uint32_t i = 0; i < v->thread_count; i++) join_thread(v->threads[i]);
 }
 
 /* Takes in the pipelines that threads have built since the last call. */
@@ -620,9 +660,7 @@ static int get_info(void *user, int could_be, cml_device_info *info) {
 static void destroy(void *user) {
     vulkan *v = user;
     cml_allocator allocator = v->host.allocator;
-    enter(v);
-    while (v->workers > 0) sleep_until_woken(v);
-    leave(v);
+    close_threads(v);
     take_built(v);
     for (upload *next, *u = v->uploads; u != NULL; u = next) {
         next = u->next;

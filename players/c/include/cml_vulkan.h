@@ -60,7 +60,7 @@ typedef struct cml_vulkan {           /* 0 and NULL choose the default */
     void (*unlock)(void *user);
     void *lock_user;
     /* Runs `work` on another thread, which builds pipelines; it may be called four times before it
-     * returns. NULL: threads of the player. */
+     * returns. NULL: up to four threads of the player, which end in cml_destroy. */
     void (*start)(void *user, void (*work)(void *argument), void *argument);
     void *start_user;
     int is_staged; /* uploads by copies also where device memory is visible to the host */
