@@ -96,7 +96,7 @@ def write_player(folder: Path, *names: str) -> None:
 
 def print_address(folder: Path) -> None:
     """Prints the command that serves a folder, and the address of its page."""
-    print(f"python -m http.server --bind 127.0.0.1 --directory {quote(str(folder))}")
+    print(f"python -m http.server --bind 127.0.0.1 --directory {quote(folder.as_posix())}")
     print("and then http://localhost:8000")
 
 

@@ -206,7 +206,7 @@ def export(a: Namespace) -> None:
     size = sum((folder / name).stat().st_size for name in names) / 2**20
     use = "pictures can be dragged in" if picture_of(graph) else "runs the cooked file's own input"
     print(f"{folder}: {len(names)} files, {size:.1f} MiB; {use}")
-    serve = f"python -m http.server --bind 127.0.0.1 --directory {quote(str(folder))}"
+    serve = f"python -m http.server --bind 127.0.0.1 --directory {quote(folder.as_posix())}"
     print(f"  {serve}, then http://localhost:8000")
 
 
