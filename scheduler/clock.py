@@ -63,6 +63,9 @@ def _number(value: object) -> float | None:
 class Clock(Protocol):
     """A clock in milliseconds; only differences between its times are meaningful.
 
+    Its steps must be much shorter than a frame: on a device without timestamps, a clock of 15.6 ms,
+    as some on Windows are, shows late frames that are not.
+
     Examples
     --------
     >>> class EngineClock:

@@ -155,6 +155,15 @@ def test_replaced_network_resets_operator_times(host, session):
     assert [o.total_ms for o in times.operators.values()] == [0.0] * len(session.plan.steps)
 
 
+def test_wrong_calls_of_a_panel_are_errors(host, session):
+    panel = Panel(host.scheduler, {"net": session})
+    for draw in (panel.draw, panel.draw_widgets):
+        with pytest.raises(cml.InputError, match="no context of Dear ImGui"):
+            draw()
+    with pytest.raises(cml.InputError, match=r"the FrameReport of scheduler.encode\(\)"):
+        panel.watch([], None)
+
+
 def test_a_session_on_the_cpu_is_refused(host):
     with pytest.raises(cml.InputError, match="session 'net' runs on the CPU"):
         Panel(host.scheduler, {"net": cml.Session(load(), "cpu")})
