@@ -19,7 +19,7 @@ from cml_engine.io import pictures
 from cml_engine.io.atomic_write import check_writable, write_atomically
 from cml_engine.io.file_kinds import HEAD_BYTES, misplaced_file
 from cml_engine.io.load_limits import OverBudget, current_budget
-from cml_engine.io.named_file import NamedFile, named_file
+from cml_engine.io.named_file import NamedFile, file_key, named_file
 from cml_engine.ir.arrays import as_array
 from cml_engine.ir.graph import Array, DType, Fact, check_shape
 
@@ -186,8 +186,9 @@ def check_place(path: str | Path, model: str | Path = "") -> None:
     """
     path = check_path(path, "a file to write")
     check_path(model, "model")
-    target, model_path = (Path(os.path.realpath(name)) for name in (path, model or os.devnull))
-    is_model_part = path.suffix in (".nnef", ".quant", ".dat") and target.parent == model_path
+    target, model_path = (Path(file_key(name)) for name in (path, model or os.devnull))
+    is_part = path.suffix.lower() in (".nnef", ".quant", ".dat")
+    is_model_part = is_part and target.parent == model_path
     if target == model_path or is_model_part:
         raise InputError(f"'{path}' is the model's own: name another file")
     if not path.parent.is_dir():
@@ -231,13 +232,11 @@ def _by_file(files: Mapping[str, File]) -> dict[Path, list[str]]:
 
     Different spellings of the same path count as one file.
     """
-    path_by_real_path: dict[str, Path] = {}
+    path_by_key: dict[str, Path] = {}
     names_by_path: dict[Path, list[str]] = {}
     for name, file in files.items():
         path = named_file(file).path
-        names_by_path.setdefault(
-            path_by_real_path.setdefault(os.path.realpath(path), path), []
-        ).append(name)
+        names_by_path.setdefault(path_by_key.setdefault(file_key(path), path), []).append(name)
     return names_by_path
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from cml_engine.ir.graph import Array
 
 __all__ = [
     "NamedFile",
+    "file_key",
     "named_file",
 ]
 
@@ -65,6 +68,20 @@ def named_file(text: str | Path | NamedFile) -> NamedFile:
     if match is None:
         return NamedFile(Path(text))
     return NamedFile(Path(match["file"]), **dict(_option(p) for p in match["options"].split(",")))
+
+
+def file_key(path: str | Path) -> str:
+    """Returns a text that is the same for all spellings of a file's path.
+
+    Windows and macOS do not tell upper and lower case apart.
+
+    Examples
+    --------
+    >>> file_key("out/../a.npy") == file_key("a.npy")
+    True
+    """
+    real = os.path.realpath(path)
+    return real.casefold() if sys.platform in ("win32", "darwin") else real
 
 
 def _option(pair: str) -> tuple[str, Any]:

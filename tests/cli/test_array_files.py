@@ -2,6 +2,7 @@
 
 import errno
 import zipfile
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -182,6 +183,22 @@ def test_output_into_a_model_file_is_refused(tmp_path):
         with pytest.raises(InputError, match="graph.nnef' is the model's own: name another file"):
             array_files.check_place(tmp_path / "graph.nnef", str(model))
         array_files.check_place(tmp_path / "trace.json", str(model))
+
+
+@pytest.mark.parametrize("system", ["linux", "win32", "darwin"])
+def test_spellings_in_another_case_are_one_file_on_windows_and_macos(tmp_path, monkeypatch, system):
+    """No output replaces another, or the model, where file names have no case."""
+    monkeypatch.setattr("sys.platform", system)
+    is_same = system != "linux"
+    files = {"x": tmp_path / "out.npz", "y": tmp_path / "OUT.npz"}
+    array_files.write_outputs(files, {"x": ARRAY, "y": ARRAY})
+    assert {p.name for p in tmp_path.iterdir()} == {"out.npz", *([] if is_same else ["OUT.npz"])}
+    with np.load(tmp_path / "out.npz") as stored:
+        assert set(stored) == ({"x", "y"} if is_same else {"x"})
+    for place, model in (("Net.tgz", "net.TGZ"), ("m/Graph.NNEF", "M")):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        with raises(InputError, "is the model's own") if is_same else nullcontext():
+            array_files.check_place(tmp_path / place, tmp_path / model)
 
 
 # --- shapes that a model leaves open

@@ -52,7 +52,7 @@ def save(
     path = Path(path)
     composed = _composed(graph, declarations)
     try:
-        if path.name.endswith((".tgz", ".tar.gz")):
+        if path.name.lower().endswith((".tgz", ".tar.gz")):
             _write_archive(composed, path, overwrite)
         else:
             _write_folder(composed, path, overwrite)

@@ -90,11 +90,12 @@ def test_the_text_is_canonical(everything):
 
 
 def test_save_refuses_to_overwrite_by_default(everything, tmp_path):
-    for name in ("out", "out.tgz"):
+    for name in ("out", "out.tgz", "PACKED.TGZ"):
         save(everything, tmp_path / name)
         with pytest.raises(InputError, match=r"overwrite it \(--overwrite, overwrite=True\)"):
             save(everything, tmp_path / name)
         save(everything, tmp_path / name, overwrite=True)
+    assert (tmp_path / "PACKED.TGZ").is_file()
     (tmp_path / "empty").mkdir()
     save(everything, tmp_path / "empty")
     (tmp_path / "file").write_text("")

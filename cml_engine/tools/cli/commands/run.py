@@ -13,7 +13,7 @@ import numpy as np
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import EXTENT, OVERLAP, SEED
 from cml_engine.io import arrays as array_files
-from cml_engine.io.named_file import NamedFile, named_file
+from cml_engine.io.named_file import NamedFile, file_key, named_file
 from cml_engine.io.output_folder import OutputFolder
 from cml_engine.ir.graph import Array, Fact, Graph, Node
 from cml_engine.tools.cli.common import (
@@ -172,9 +172,9 @@ def run(a: Namespace) -> int:
 
 def _check_inputs_stay(a: Namespace, outputs: Mapping[str, NamedFile]) -> None:
     """Raises ``InputError`` if an output would replace the file of an input."""
-    paths = {named_file(pair.partition("=")[2]).path.resolve() for pair in a.input}
+    keys = {file_key(named_file(pair.partition("=")[2]).path) for pair in a.input}
     for name, file in outputs.items():
-        if file.path.resolve() in paths:
+        if file_key(file.path) in keys:
             raise InputError(f"output '{name}': '{file}' is the file of an input: name another one")
 
 
