@@ -272,7 +272,8 @@ class Panel:
 
         Call it between the host's ``imgui.new_frame()`` and ``imgui.render()``.
         """
-        start, imgui = time.perf_counter(), self._imgui_of_host()
+        start, imgui = time.perf_counter(), self._imgui
+        self._check_context()
         size, style = imgui.get_io().display_size, imgui.get_style()
         flags = imgui.WindowFlags_.always_auto_resize | imgui.WindowFlags_.no_saved_settings
         first = imgui.Cond_.first_use_ever.value
@@ -287,19 +288,19 @@ class Panel:
 
     def draw_widgets(self) -> None:
         """Draws the panel's sections into the host's current imgui window."""
-        start, available = time.perf_counter(), self._imgui_of_host().get_content_region_avail()
+        self._check_context()
+        start, available = time.perf_counter(), self._imgui.get_content_region_avail()
         self._draw_columns(available.x, self._imgui.get_io().display_size.y)
         self.add_cpu_ms(1e3 * (time.perf_counter() - start))
 
-    def _imgui_of_host(self) -> ModuleType:
-        """Returns Dear ImGui; raises :class:`InputError` if the host has no context of it."""
+    def _check_context(self) -> None:
+        """Raises :class:`InputError` if the host has no context of Dear ImGui."""
         if self._imgui.get_current_context() is None:
             raise InputError(
                 "there is no context of Dear ImGui to draw into: imgui.create_context(), or wgpu's "
                 "ImguiRenderer(device, canvas), makes one; then draw between imgui.new_frame() and "
                 "imgui.render()"
             )
-        return self._imgui
 
     def add_cpu_ms(self, ms: float) -> None:
         """Adds the CPU milliseconds that the panel took in a frame, for the line that shows them.
