@@ -18,7 +18,12 @@ if(NOT TARGET cml::webgpu)
         "Windows, unpack a release of https://github.com/gfx-rs/wgpu-native/releases, which has "
         "the import library.")
     endif()
+    set(wgpu_library ${CML_WGPU_LIBRARY})
+    if(wgpu_library MATCHES "-release\\.dylib$") # macOS looks for the name inside of the library
+      set(wgpu_library ${CMAKE_CURRENT_BINARY_DIR}/libwgpu_native.dylib)
+      configure_file(${CML_WGPU_LIBRARY} ${wgpu_library} COPYONLY)
+    endif()
     target_include_directories(cml::webgpu SYSTEM INTERFACE ${CML_WGPU_INCLUDE})
-    target_link_libraries(cml::webgpu INTERFACE ${CML_WGPU_LIBRARY})
+    target_link_libraries(cml::webgpu INTERFACE ${wgpu_library})
   endif()
 endif()
