@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 
 
 NO_GPU_HINT = (
-    "Install a Vulkan driver (on Debian: apt install mesa-vulkan-drivers gives a software one), "
+    "Install the current driver of the graphics card, for Vulkan or D3D12 (on Debian: apt install "
+    "mesa-vulkan-drivers gives a software one), "
     'or run without one: cml.Session(graph, "cpu"), --backend cpu.'
 )
 #: environment variable that selects a device for every command and program
