@@ -180,6 +180,16 @@ def missing():
 # ------------------------------------------------------------------ compilers
 
 
+def test_the_compiler_finds_the_libraries_of_its_folder_on_windows(tmp_path, monkeypatch):
+    """Only this folder's libraries optimize: without them no kernel compiles."""
+    searched = []
+    monkeypatch.setattr("sys.platform", "win32")
+    monkeypatch.setattr(os, "add_dll_directory", searched.append, raising=False)
+    with pytest.raises(OSError, match="slang-compiler"):
+        slang.Slang(str(tmp_path / "slang-compiler.dll"))
+    assert searched == [str(tmp_path)]
+
+
 def arguments_of(path):
     chosen = ["-profile", "cs_6_2", "-entry", "main", "-target", "spirv"]
     return [*compilers.OPTIONS, *chosen, str(path)]

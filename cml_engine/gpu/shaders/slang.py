@@ -17,6 +17,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 from typing import IO
 
 #: the line that ends the frame around a source line in a diagnostic
@@ -31,6 +32,8 @@ class Slang:
     """One compiler session. Threads may call :meth:`compile`; the calls run one at a time."""
 
     def __init__(self, library: str) -> None:
+        if sys.platform == "win32":  # the library loads others of its folder by their names
+            os.add_dll_directory(str(Path(library).resolve().parent))
         self._lib = ctypes.CDLL(library)
         _declare(self._lib)
         self._lock = threading.Lock()
