@@ -197,7 +197,10 @@ static void harmed(void) { /* what hangs on a dropped frame that is not known of
     for (i = 0; i < 4; i++) jobs[i] = submitted(NULL);
     budget = 100.0;
     frame(DROP);
-    for (i = 0; i < 50; i++) frame(SUBMIT);
+    for (i = 0; i < 50; i++) {
+        frame(SUBMIT);
+        gpu_wait_idle(&g, &backend);
+    }
     for (i = 0; i < 4; i++) IS(jobs[i], FAILED);
 }
 
