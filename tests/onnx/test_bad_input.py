@@ -130,6 +130,7 @@ WRONG_SHAPES = [
     ([1, 4], "z = Concat(x, c, axis=0); y = Concat(x, d, axis=1)", {"c": [0, 4], "d": [0, 4]},
      "float32.1,4., float32.0,4. differ in another axis than 1"),
     ([1, 4], "s = Shape(c); y = Expand(x, s)", {"c": [3]}, "does not broadcast to the shape .3."),
+    ([1, 4], "y = ai.onnx.ml:Scaler(x, offset=[1.0, 2.0], scale=[1.0])", {}, "the offset is"),
     ([1, 4], "y = Gather(x, c)", {"c": [2]}, "the indices are float32.2., wanted integers"),
     ([2, 3, 4], "y = LSTM(x, w, w, _, _, c)", {"w": [1, 16, 4], "c": [1, 1, 4]},
      "float32.1,1,4., wanted .1, 3, 4."),

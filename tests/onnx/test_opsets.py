@@ -52,6 +52,8 @@ FORMS = {
         *((21, f"y = GroupNormalization(x, {v}, {v}, num_groups=3)") for v in ("h", "h1", "h2")),
     ],
     (3, 4): [
+        (17, "y = ai.onnx.ml:Scaler(x, offset=[1.0, -2.0, 0.5, 0.0], scale=[2.0, 0.1, 1.0, -3.0])"),
+        (17, "y = ai.onnx.ml:Scaler(x, offset=[0.5], scale=[2.0])"),
         (17, "y = SimplifiedLayerNormalization(x, v, axis=-1)"),
         (7, "y = Clip(x, min=-0.5)"),
         (9, "y = Slice(x, starts=[0, -3], ends=[9, -1], axes=[0, 1])"),

@@ -30,8 +30,8 @@ MEANINGS: Mapping[str, str] = {
 _CARRIES = (
     "Sum Max Min Mean Mod Pow Clip BitwiseNot BitShift Not Xor Where IsNaN IsInf Cast CastLike "
     "BitCast LeakyRelu Elu Selu Relu PRelu HardSigmoid HardSwish Mish Gelu BiasGelu FastGelu "
-    "Swish QuickGelu SwiGLU Celu Softsign ThresholdedRelu Shrink Binarizer Identity Dropout "
-    "Transpose Squeeze Unsqueeze Reshape Flatten Split Trilu BatchNormalization OneHot "
+    "Swish QuickGelu SwiGLU Celu Softsign ThresholdedRelu Shrink Binarizer Scaler Identity "
+    "Dropout Transpose Squeeze Unsqueeze Reshape Flatten Split Trilu BatchNormalization OneHot "
     "QuantizeLinear DequantizeLinear Gather GatherND GatherElements ScatterND ScatterElements "
     "Scatter ArrayFeatureExtractor LRN"
 )

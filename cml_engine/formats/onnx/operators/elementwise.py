@@ -504,6 +504,19 @@ def binarizer(x: Value, *, threshold: float = 0.0) -> Value:
     return x.scalar().gt(threshold).select(1.0, 0.0).like(x)
 
 
+@op("Scaler", "sub, mul", domain=ML)
+def scaler(
+    x: Value,
+    *,
+    offset: list[float] = attribute(required=True),
+    scale: list[float] = attribute(required=True),
+) -> Value:
+    offsets, scales = (Value.known(np.array(numbers, np.float32)) for numbers in (offset, scale))
+    for numbers, name in ((offsets, "the offset"), (scales, "the scale")):
+        expandable(numbers, x.shape[-1:], name)
+    return (x.scalar() - offsets) * scales
+
+
 #: the activations that fused and recurrent operators name: each takes some of two parameters
 _NAMED: dict[str, Callable[..., Value]] = {
     "": lambda x: x,
