@@ -164,6 +164,20 @@ def test_an_output_that_is_an_input(rng):
     assert_array_equal(outputs["y"], np.maximum(x, 0))
 
 
+@pytest.mark.parametrize(
+    ("condition", "call"), [(True, "Where(c, x, n)"), (False, "Where(c, n, x)")]
+)
+def test_a_branch_that_is_never_taken_is_not_in_the_graph(condition, call, rng):
+    weights = {"c": np.full((1, 1), condition), "n": np.full((2, 1), NAN, np.float32)}
+    network = model(f"z = {call}; y = Relu(z)", "x: [2, 3]", "y", weights)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of weights that are NaN
+        graph = load(network)
+    assert [node.op for node in graph.nodes] == ["relu"]
+    x = {"x": rng.standard_normal((2, 3), np.float32)}
+    assert_array_equal(run(network, **x)["y"], run_onnx(network.SerializeToString(), x)["y"])
+
+
 @pytest.mark.parametrize("op", ["ScatterElements", "ScatterND"])
 @pytest.mark.parametrize(("reduction", "wanted"), [("add", -56), ("mul", 16), ("max", 100)])
 def test_small_integers_wrap_around(op, reduction, wanted):

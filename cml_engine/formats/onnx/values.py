@@ -579,10 +579,15 @@ def per_channel(value: Value, count: int, subject: str) -> Value:
 
 def expandable(value: Value, shape: Sequence[int], subject: str) -> Value:
     """Returns a value that must broadcast to ``shape``, which it does not enlarge."""
-    extents = zip(value.shape[::-1], shape[::-1], strict=False)
-    if value.rank > len(shape) or any(n not in (1, target) for n, target in extents):
+    if not fits_in(value, shape):
         raise InvalidNode(f"{subject} is {value}, which does not broadcast to {list(shape)}")
     return value
+
+
+def fits_in(value: Value, shape: Sequence[int]) -> bool:
+    """Returns True if a value broadcasts to ``shape``, which it does not enlarge."""
+    extents = zip(value.shape[::-1], shape[::-1], strict=False)
+    return value.rank <= len(shape) and all(n in (1, target) for n, target in extents)
 
 
 def checked_shape(shape: Sequence[int]) -> list[int]:

@@ -24,6 +24,7 @@ from cml_engine.formats.onnx.values import (
     current_import,
     elementwise,
     expandable,
+    fits_in,
     interval_of,
     kind_of,
     per_channel,
@@ -309,6 +310,11 @@ def xor(x: Value, y: Value) -> Value:
 
 @op("Where", "select", fold=np.where)
 def where(condition: Value, x: Value, y: Value) -> Value:
+    known = condition.array
+    if known is not None and known.all() == known.any() and not (x.counts or y.counts):
+        chosen = x if known.all() else y  # JAX writes a variance as Where(True, variance, NaN)
+        if x.dtype == y.dtype and all(fits_in(v, chosen.shape) for v in (condition, x, y)):
+            return chosen
     return condition.select(x, y).typed(x.dtype)
 
 
