@@ -118,6 +118,8 @@ class _Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            # a game without a console would show a window for each process on Windows
+            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
 
     def compile(self, arguments: list[str]) -> tuple[bytes, list[str]]:
