@@ -59,10 +59,12 @@ def functions(tmp_path_factory):
     (folder / "functions.cpp").write_text(text)
     (folder / "host.cpp").write_text("unsigned cml_end = 5;\n")  # not known to the other file
     run_compiler(
-        compiler, "-O2", "-ffast-math", "-fsingle-precision-constant", "-fPIC", "-shared",
-        f"-I{ROOT / 'shaders_hlsl/include'}", folder / "functions.cpp", folder / "host.cpp",
-        "-o", folder / "functions.so",
+        compiler, "-O2", "-ffast-math", "-fsingle-precision-constant", "-fPIC", "-c",
+        f"-I{ROOT / 'shaders_hlsl/include'}", "functions.cpp", cwd=folder,
     )  # fmt: skip
+    # linked without fast math, which would make this process flush denormals
+    objects = ("functions.o", "host.cpp", "-fPIC", "-shared", "-o", "functions.so")
+    run_compiler(compiler, *objects, cwd=folder)
     return ctypes.CDLL(str(folder / "functions.so"))
 
 
