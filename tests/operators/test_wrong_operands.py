@@ -58,6 +58,8 @@ WRONG = [
     ("split(f[4], axis=0, ratios=[])", "wanted ratios"),
     ("unstack(f[()], axis=0)", "rank 0"),
     ("tile(f[2, 3], repeats=[0, 1])", "1 or more"),
+    ("add(f[2, 3], f[2, 4])", "dimension 1 is 3 and 4, wanted equal extents or 1; change one"),
+    ("add(f[2, 3], f[3])", "dimension 0 is 2 and 3, .* NNEF aligns shapes from the left"),
     ("slice(f[3, 4], axes=[2], begin=[0], end=[1])", "axis 2"),
     ("slice(f[3, 4], axes=[0, 0], begin=[0, 0], end=[1, 1])", "twice"),
     ("slice(f[3, 4], axes=[0], begin=[0, 0], end=[1])", "'begin' has 2 values"),

@@ -190,10 +190,15 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
 def _mismatch(shapes: Sequence[Shape], axis: int) -> ShapeError:
     shape_list = " and ".join(str(list(s)) for s in shapes)
     extents = sorted({s[axis] for s in shapes if axis < len(s)} - {1})
+    next_step = "; change one of them"
+    if len({len(s) for s in shapes}) > 1:
+        next_step = (
+            ". NNEF aligns shapes from the left; insert extents of 1 with unsqueeze where a "
+            "dimension is missing"
+        )
     return ShapeError(
         f"shapes {shape_list} do not broadcast: dimension {axis} is "
-        f"{' and '.join(map(str, extents))}, wanted equal extents or 1. NNEF aligns shapes "
-        "from the left; insert extents of 1 with unsqueeze where a dimension is missing"
+        f"{' and '.join(map(str, extents))}, wanted equal extents or 1{next_step}"
     )
 
 
