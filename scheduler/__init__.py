@@ -19,8 +19,10 @@ from cml_engine.scheduler.planning.controller import FixedBudget, SpareBudget
 from cml_engine.scheduler.planning.cost_model import CostModel, FirstGuess
 from cml_engine.scheduler.planning.plan import Planner, operators_per_frame, plan_frame
 from cml_engine.scheduler.planning.policy import by_priority, fair_share, least_laxity
+from cml_engine.scheduler.recording import Recording
 from cml_engine.scheduler.reports import FrameReport, SliceReport
 from cml_engine.scheduler.tiling import TiledJob
+from cml_engine.scheduler.tools.replay import replay
 from cml_engine.scheduler.tools.trace import write_trace
 from cml_engine.scheduler.tuning import Tuning
 
@@ -46,6 +48,7 @@ __all__ = [
     "Periodic",
     "Planner",
     "RealClock",
+    "Recording",
     "Slice",
     "SliceReport",
     "SpareBudget",
@@ -59,5 +62,6 @@ __all__ = [
     "least_laxity",
     "operators_per_frame",
     "plan_frame",
+    "replay",
     "write_trace",
 ]

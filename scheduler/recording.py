@@ -32,6 +32,14 @@ class Recording:
 
     ``events`` are JSON objects with a ``kind``, in order. ``decisions`` has for each frame its
     slices as ``[job, index, first, count]``, see :class:`SliceReport`.
+
+    Examples
+    --------
+    >>> recording = scheduler.record()
+    >>> frame = scheduler.encode(encoder)
+    >>> recording.save("run.json")
+    >>> cml.scheduler.Recording.load("run.json").decisions
+    [[]]
     """
 
     options: JsonObject = field(default_factory=dict)

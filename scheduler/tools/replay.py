@@ -62,6 +62,13 @@ def replay(recording: Recording) -> list[list[list[int]]]:
 
     A slice is ``[job, index, first, count]``. If the result differs from ``recording.decisions``,
     the scheduler depends on something unrecorded.
+
+    Examples
+    --------
+    >>> recording = scheduler.record()
+    >>> frame = scheduler.encode(encoder)
+    >>> cml.scheduler.replay(recording) == recording.decisions
+    True
     """
     return _Replay(recording).run()
 

@@ -77,7 +77,7 @@ def test_threads_are_half_of_the_cores_and_do_not_spin(given, cores, taken, coun
 
 def test_without_the_package(counter, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(cml.DeviceError, match=r"pip install 'cml-engine\[onnxruntime\]', or leave"):
+    with pytest.raises(cml.DeviceError, match=r'pip install "cml-engine\[onnxruntime\]", or leave'):
         cml.Session(counter, "cpu", PEER)
 
 
