@@ -288,6 +288,8 @@ def test_hardware_gpu_frame_is_one_submit_without_waits(gpu, start, loaded):
             game.frame(flown.view, pose, flown._seconds)
     gpu.wait()
     assert calls == {"submit": 10}
+    loaded.game.renew()  # another test may have left it without a selection
+    loaded.load()
     worlds = [flight.digests.world(flight.game.finest(pose)) for flight in (flown, loaded)]
     assert worlds[0] == worlds[1]
 
