@@ -102,8 +102,11 @@ class Listing:
 
     def turns(self, nest: Nest) -> list[float]:
         """Returns how often each block runs if the loops iterate as often as ``nest`` says."""
-        turns = self._turns(nest)
-        return [*turns[: self._tail], *(nest.tail * n for n in turns[self._tail :])]
+        return [n * self._share(i, nest.tail) for i, n in enumerate(self._turns(nest))]
+
+    def _share(self, block: int, tail: float) -> float:
+        """Returns the share of a workgroup's waves that execute a block."""
+        return tail if block >= self._tail else 1.0
 
     def _turns(self, nest: Nest) -> list[float]:
         products = [loop for loop in self.loops if self._has_products(loop)] or self.loops
@@ -206,9 +209,7 @@ class Listing:
         busy, alone = [0.0] * (depth + 1), [0.0] * (depth + 1)
         for loop, blocks in self._streams().items():
             level = len(self._around(blocks[0]))
-            stream = [
-                (code, tail if i >= self._tail else 1) for i in blocks for code in self.blocks[i]
-            ]
+            stream = [(code, self._share(i, tail)) for i in blocks for code in self.blocks[i]]
             vector = sum(
                 latencies.vector * code.slow * share
                 for code, share in stream

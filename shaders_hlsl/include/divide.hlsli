@@ -30,16 +30,16 @@ uint cml_divide_rest(inout uint a, uint b) {
 // Returns the low 32 bits of the product of numbers below 2^24, which hardware multiplies faster.
 uint cml_multiply_few(uint a, uint b) { return (a & 0xffffffu) * (b & 0xffffffu); }
 
-// The same as cml_divide_rest for a below 2^20, and the float nearest to 1 / b: the added half is
-// more than a float's rounding.
+// Does what cml_divide_rest does for a below 2^20; `inverse` is the float nearest to 1 / b. The added
+// half is more than a float's rounding.
 uint cml_divide_few(inout uint a, uint b, float inverse) {
     float quotient = floor(mad(float(a), inverse, 0.5 * inverse));
     a = uint(mad(-quotient, float(b), float(a)));
     return uint(quotient);
 }
 
-// The same for numbers of all lanes, by scalar instructions: factor and shift are those of
-// `reciprocal` (cml_engine/ops/conv/shapes.py).
+// Does the same for numbers that all lanes share, by scalar instructions. `factor` and `shift` are
+// those of `reciprocal` (cml_engine/ops/conv/shapes.py).
 uint cml_divide_scaled(inout uint a, uint b, uint factor, uint shift) {
     uint quotient = (a * factor) >> shift;
     a -= quotient * b;

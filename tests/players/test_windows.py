@@ -81,6 +81,15 @@ def output_of(command, **options):
     return done.returncode, *(text.replace(b"\r\n", b"\n") for text in (done.stdout, done.stderr))
 
 
+def link_vulkan(folder):
+    """Links Vulkan's headers into a folder, without the other headers of this system; returns
+    False if there are none."""
+    for name in ("vulkan", "vk_video"):
+        if Path("/usr/include", name).is_dir():
+            (folder / name).symlink_to(Path("/usr/include", name))
+    return (folder / "vulkan").is_dir()
+
+
 @pytest.fixture(scope="module")
 def networks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cooked")
@@ -95,10 +104,7 @@ def test_all_of_the_player_compiles(words, tmp_path):
     """The player compiles without a warning, also after the macros of windows.h, which an
     engine's precompiled header may include."""
     where, hosts = [f"-isystem{wgpu_folder()}"], ["tools/play.c", "example/host.c"]
-    has_vulkan = Path("/usr/include/vulkan").is_dir()
-    for name in ("vulkan", "vk_video"):  # without the other headers of this system
-        if Path("/usr/include", name).is_dir():
-            (tmp_path / name).symlink_to(Path("/usr/include", name))
+    has_vulkan = link_vulkan(tmp_path)
     (tmp_path / "cml.c").write_text(amalgamated(PLAYER))
     backends = ["null.c", "webgpu.c", *(["vulkan.c"] if has_vulkan else [])]
     flags = ("-fsyntax-only", *words, *INCLUDES, *where, f"-isystem{tmp_path}")
@@ -140,12 +146,9 @@ def test_recordings_replay_to_equal_slices(seed, windows_build, wine):
 @pytest.mark.gpu
 def test_vulkan_gives_the_bits_of_linux(wine, networks, tmp_path):
     """The host on Vulkan writes the same bits in Wine, whose driver is that of this system."""
-    if not Path("/usr/include/vulkan").is_dir() or shutil.which("xvfb-run") is None:
+    if not link_vulkan(tmp_path) or shutil.which("xvfb-run") is None:
         pytest.skip("libvulkan-dev or xvfb, without which Wine has no Vulkan, is not installed")
     host = build("host.c", "-O2", vulkan=True)  # skips without a loader
-    for name in ("vulkan", "vk_video"):
-        if Path("/usr/include", name).is_dir():
-            (tmp_path / name).symlink_to(Path("/usr/include", name))
     loader = Path(os.environ["WINEPREFIX"], "drive_c/windows/system32/vulkan-1.dll")
     words = ("-DCML_VULKAN", "-O2", *INCLUDES, f"-isystem{tmp_path}")
     program = tmp_path / "host.exe"

@@ -54,8 +54,8 @@ def chain_pointwise(draft: Draft) -> Draft:
     joins = []
     for run in _runs(draft):
         layers = [_layer(draft.graph, node) for node, *_ in run]
-        shape = _shape(draft.graph, run[-1][0])
-        waves = waves_of(shape.batch, prod(shape.wide), draft.limits)
+        batch, _, *spatial = draft.graph.facts[run[-1][0].outputs[0]].shape
+        waves = waves_of(batch, prod(spatial), draft.limits)
         filters = [name for node, *_ in run for name in node.inputs[1:]]
         name = "+".join([*filters, f"chain{waves}"])
         pack = partial(pack_layers, layers, waves)
@@ -114,11 +114,8 @@ def _is_pointwise(draft: Draft, launch: Launch) -> bool:
     if node.inputs[0] != launch.dispatch.tensors[0]:
         return False
     values = {name: graph.constant(name) for name in node.reads}
-    return _is_small(_shape(graph, node)) and all(is_possible(e, values) for e in node.epilogues)
-
-
-def _shape(graph: Graph, node: Node) -> ConvShape:
-    return conv_shape(node.attrs, *graph.facts_of(node.inputs))
+    shape = conv_shape(node.attrs, *graph.facts_of(node.inputs))
+    return _is_small(shape) and all(is_possible(e, values) for e in node.epilogues)
 
 
 def _is_small(shape: ConvShape) -> bool:

@@ -20,8 +20,8 @@ from cml_engine.ops.common.window import (
     resolve_window,
 )
 
-#: one rounded product divides smaller numbers exactly, and :func:`reciprocal` smaller ones
-#: (divide.hlsli)
+#: numbers of positions and of workgroups below which divide.hlsli divides exactly by a rounded
+#: product and by :func:`reciprocal`
 MOST_FEW, _MOST_FEW_GROUPS = 1 << 20, 1 << 15
 #: the parameters of kernels that divide by the numbers of :func:`reciprocals`
 RECIPROCALS = "group_factor:u group_shift:u line_inverse:f"
@@ -94,7 +94,7 @@ class ConvShape:
 
 def reciprocal(divisor: int, count: int) -> tuple[int, int]:
     """Returns (factor, shift) with ``n // divisor == n * factor >> shift`` for every n below
-    ``count``, which is at most 2^15, and products of 32 bits."""
+    ``count``, which is at most 2^15. No product exceeds 32 bits."""
     for shift in range(31, -1, -1):
         factor = -(-(1 << shift) // divisor)
         if factor * count < 1 << 32:

@@ -21,8 +21,8 @@ from cml_engine.ops.declaration.hardware import hardware_table
 from cml_engine.ops.declaration.registry import formula_of
 from cml_engine.ops.declaration.spec import Defines, Dispatch, engine_kernel
 
-#: positions of a workgroup, and the waves that share its channels, of which WebGPU guarantees the
-#: fewer; two maps of the most channels take 16 KB, which it guarantees too
+#: positions of a workgroup, and the waves that share its channels: WebGPU guarantees workgroups of
+#: four waves, and the 16 KB that two maps of the most channels take
 _LANES, _FEW_WAVES, _MANY_WAVES = 64, 4, 8
 MOST_CHANNELS, _MOST_VALUES = 32, 40
 KERNEL = engine_kernel(
@@ -73,8 +73,8 @@ def groups_of(batch: int, volume: int) -> int:
 
 
 def waves_of(batch: int, volume: int, limits: Limits) -> int:
-    """Returns the waves of a workgroup: the more where the fewer leave SIMDs idle, for each wave
-    waits for one filter after the other."""
+    """Returns the number of a workgroup's waves: eight if four would leave SIMDs idle, because a
+    wave waits for one vector of the filter after the other."""
     are_idle = _FEW_WAVES * groups_of(batch, volume) <= hardware_table(limits).simds
     has_room = limits.max_group_threads >= _LANES * _MANY_WAVES
     return _MANY_WAVES if are_idle and has_room else _FEW_WAVES
