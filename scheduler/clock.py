@@ -49,9 +49,13 @@ def is_ms(value: object) -> bool:
     return number is not None and number >= 0
 
 
+#: types whose values ``float`` takes, and which are no numbers
+_NO_NUMBERS = (str, bytes, bool)
+
+
 def _number(value: object) -> float | None:
     """Returns the value as a finite float, or None. A text or a boolean is no number."""
-    if isinstance(value, str | bytes | bool):
+    if isinstance(value, _NO_NUMBERS):
         return None
     try:
         number = float(value)  # type: ignore[arg-type]

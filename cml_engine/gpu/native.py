@@ -356,13 +356,16 @@ class _ErrorConversion:
             raise device_error(error) from error
 
 
+_WGPU_ERRORS = _ErrorConversion((wgpu.GPUError,))
+
+
 def device_errors(*error_types: type[Exception]) -> _ErrorConversion:
     """Converts wgpu's errors, and the types ``error_types``, to :class:`DeviceError`.
 
     It works as a ``with`` block and as a decorator. Every call that reaches the driver on behalf
     of a user of this package is inside one.
     """
-    return _ErrorConversion((wgpu.GPUError, *error_types))
+    return _ErrorConversion((wgpu.GPUError, *error_types)) if error_types else _WGPU_ERRORS
 
 
 def poll(device: wgpu.GPUDevice) -> None:

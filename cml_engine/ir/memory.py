@@ -179,7 +179,8 @@ class Ledger:
         holding.nbytes += nbytes
         holding.count += 1
         self.held += nbytes
-        self.peak = max(self.peak, self.held)
+        if self.held > self.peak:
+            self.peak = self.held
 
     def remove(self, owner: str, category: str, nbytes: int) -> None:
         """Removes one allocation of ``nbytes`` of the owner in the category."""

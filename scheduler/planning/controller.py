@@ -49,7 +49,7 @@ from cml_engine.scheduler.frame_timings import LONGEST
 from cml_engine.scheduler.reports import FrameReport
 
 #: one frame in this number is timed if timing is expensive and the costs are settled
-_TIMED_EVERY = 8
+_TIMED_EVERY = 16
 #: frames after which the networks' own times are no longer awaited
 _PATIENCE = 8
 #: remembered frames, and remembered frames without networks

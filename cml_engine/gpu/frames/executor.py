@@ -365,7 +365,8 @@ class FrameExecutor:
             for number in [n for n in self._frames if n >= oldest_frame]:
                 self.gpu.runs.mark_wrong(self._frames.pop(number), str(error))
             return []
-        self._mark_unsubmitted(self._ring.take_unsubmitted())
+        if unsubmitted := self._ring.take_unsubmitted():
+            self._mark_unsubmitted(unsubmitted)
         self._forget_settled_frames()
         self._readbacks.collect(self._ring.oldest)  # data of a frame that never ran is garbage
         for job in self._jobs.values():

@@ -16,7 +16,7 @@ from cml_engine.gpu.frames.job_runs import JobRun
 from cml_engine.gpu.memory.allocator import Allocation, Allocator
 from cml_engine.gpu.memory.staging import Staging
 from cml_engine.gpu.memory.tensors import GpuTensor, from_words
-from cml_engine.gpu.native import copy_recorder, device_errors
+from cml_engine.gpu.native import Copy, copy_recorder, device_errors
 from cml_engine.gpu.program.memory import TENSOR_USAGE
 from cml_engine.gpu.timing.timestamp_ring import AGE
 from cml_engine.ir.counted import trimmed
@@ -123,6 +123,8 @@ class Result(Readback):
     def __init__(self, network: GpuProgram) -> None:
         places, nbytes = network.plan.packed_results
         super().__init__(network.gpu.memory, network.name, places, nbytes)
+        #: True if nothing is left to free
+        self._is_given_back = True
         self.memory = network.gpu.memory.allocate(
             self.nbytes,
             TENSOR_USAGE,
@@ -130,13 +132,17 @@ class Result(Readback):
             category="output",
             alignment=RESULT_ALIGNMENT,
         )
-        self._finalizer = self.memory.free_with_owner(self)
+        self._is_given_back = False
         self._counted = network.counted
         #: the run that produced them, once they are copied here
         self.run: JobRun | None = None
         #: the number of jobs that will read from it
         self._readers = 0
         self._released = False
+
+    def __del__(self) -> None:  # weakref.finalize takes a tenth of a job's start
+        if not self._is_given_back:
+            self._allocator.free_later(self.memory.free)
 
     @property
     def is_freed(self) -> bool:
@@ -155,8 +161,9 @@ class Result(Readback):
         """
         with _readers_lock:
             self._readers += more
-            idle = self._released and not self._readers
-        if idle and self._finalizer.detach():
+            frees = self._released and not self._readers and not self._is_given_back
+            self._is_given_back |= frees
+        if frees:
             self.memory.free()
 
     def tensor(self, name: str) -> GpuTensor:
@@ -167,13 +174,12 @@ class Result(Readback):
 
     def copy_from(self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram) -> None:
         """Records the copies of the outputs from the network's memory into this result's memory."""
-        source_of, target = network.residency.place, self.memory
-        sources = [network.plan.results[name].binding for name in self.places]
-        offsets = [target.offset + place.binding.offset for place in self.places.values()]
-        copies = [
-            (*source_of(source), target.buffer, offset, source.nbytes)
-            for source, offset in zip(sources, offsets, strict=True)
-        ]
+        source_of, results = network.residency.place, network.plan.results
+        buffer, start = self.memory.buffer, self.memory.offset
+        copies: list[Copy] = []
+        for name, place in self.places.items():
+            source = results[name].binding
+            copies.append((*source_of(source), buffer, start + place.binding.offset, source.nbytes))
         copy_recorder()(encoder, copies)
 
     def record_copies(self, encoder: wgpu.GPUCommandEncoder, target: Allocation) -> None:

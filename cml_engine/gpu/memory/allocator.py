@@ -274,10 +274,17 @@ class Allocator:
     ) -> None:
         self.device = device
         self._budget = checked_budget(budget_bytes)
-        self._limits = {name: int(device.limits[name]) for name in _LIMITS}
+        limits = {name: int(device.limits[name]) for name in _LIMITS}
+        #: flags of a buffer's usage, and the alignment in bytes that each needs
+        self._alignments = (
+            (int(_Usage.QUERY_RESOLVE), 256),
+            (int(_Usage.STORAGE), limits["min-storage-buffer-offset-alignment"]),
+            (int(_Usage.UNIFORM), limits["min-uniform-buffer-offset-alignment"]),
+        )
+        self._largest_buffer = limits["max-buffer-size"]
         self._heaps: Heaps | None = None
         if source is None:
-            largest = min(heap_bytes, self._limits["max-buffer-size"] & ~255)
+            largest = min(heap_bytes, self._largest_buffer & ~255)
             source = self._heaps = Heaps(device, largest, self._may_reserve, lambda: self._budget)
         self._source = source
         self._ledger = Ledger()
@@ -496,10 +503,10 @@ class Allocator:
         if multiple % required:
             raise InputError(f"alignment {multiple} for '{owner}': this usage needs {required}")
         size = -(-max(nbytes, 1) // 16) * 16
-        if size > self._limits["max-buffer-size"]:
+        if size > self._largest_buffer:
             raise DeviceError(
                 f"'{owner}' wants {size} bytes for {category}; the largest buffer of this device "
-                f"has {self._limits['max-buffer-size']}"
+                f"has {self._largest_buffer}"
             )
         with self.lock:
             self.free_deferred()
@@ -513,14 +520,7 @@ class Allocator:
             return Allocation(self, memory_range, size, owner, category)
 
     def _alignment(self, usage: int) -> int:
-        if usage & _Usage.QUERY_RESOLVE:
-            return 256
-        align = 16
-        if usage & _Usage.STORAGE:
-            align = max(align, self._limits["min-storage-buffer-offset-alignment"])
-        if usage & _Usage.UNIFORM:
-            align = max(align, self._limits["min-uniform-buffer-offset-alignment"])
-        return align
+        return max([16, *(least for flag, least in self._alignments if usage & flag)])
 
     def _from_source(
         self, nbytes: int, usage: int, alignment: int, owner: str, category: str

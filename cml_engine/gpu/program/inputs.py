@@ -101,13 +101,14 @@ def take_over(
     Records the copies of tensors into ``encoder``. Returns the loads, bound to memory, which must
     run before the program's first step. Raises :class:`InputError` if an input does not fit.
     """
+    plan = residency.plan
+    copies: list[Copy] = []
     for name, value in gpu_values.items():
         check_on_device(gpu, residency, name, value)
-    plan = residency.plan
     loads = loads_of(gpu, plan, gpu_values)
     if loads:
         kernels_of(gpu).build(gpu)  # for Session.run: a job waits for them before it begins
-    pending, copies = iter(loads), list[Copy]()
+    pending = iter(loads)
     for name, value in gpu_values.items():
         place = plan.inputs[name]
         if not place.fact.size:

@@ -43,7 +43,7 @@ _receipts = itertools.count(1, _RECEIPTS)
 
 
 #: the most frames whose receipts share a slot
-_TOGETHER = 8
+_TOGETHER = 16
 #: the least share of a pass's time that is left without the time of an empty pass
 _LEAST_LEFT = 0.1
 #: empty passes of which the median time counts
