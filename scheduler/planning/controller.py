@@ -62,8 +62,11 @@ _LEAST_SIZE = math.sqrt(_LEAST_PLAN)
 #: until frames are known, an excess is assumed to be longer than this share of the target in one
 #: frame of e; the assumption counts as so many frames
 _ASSUMED_EXCESS, _ASSUMED_FRAMES = 0.1, 2.0
-#: the logarithm of a late frame's price in targets of work, at first, and its limits
-_LOG_PRICE, _LEAST_LOG_PRICE, _MOST_LOG_PRICE = math.log(2.0), math.log(0.05), math.log(100.0)
+#: the logarithm of a late frame's price in targets of work, at first, and its limits; the first
+#: price is high because nothing is known of the longest excesses
+_LOG_PRICE, _LEAST_LOG_PRICE, _MOST_LOG_PRICE = math.log(8.0), math.log(0.05), math.log(100.0)
+#: at first the price falls faster by this factor; once so many excesses are known, at its own pace
+_HASTE, _HASTY_FRAMES = 3.0, 100
 #: where the elapsed time is reported, the price follows half the risk that each frame takes, which
 #: is steady, and half what comes of it, which corrects it; the risk is a little underestimated, so
 #: the price settles at this part of the share
@@ -558,6 +561,8 @@ class FrameController:
         if self._reports_elapsed:
             caused += _RISK_WEIGHT * (frame.risk - caused)
             share *= _AIMED_PART
+        unknown = max(0.0, 1.0 - len(self._excess.ascending) / _HASTY_FRAMES)
+        share *= 1.0 + (_HASTE - 1.0) * unknown
         step = (0.0 if frame.forced else caused) - share
         self._log_price = min(_MOST_LOG_PRICE, max(_LEAST_LOG_PRICE, self._log_price + step))
 
