@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from shutil import copytree
+from statistics import median
 from types import SimpleNamespace
 from unittest.mock import call
 
@@ -377,7 +378,7 @@ def test_deferrable_work_runs_in_spare_frame_time(loaded, game, monkeypatch, fra
 
     The scheduler learns in every frame.
     """
-    done, pieces = Counter(), []
+    done, pieces, explained = Counter(), [], []
     monkeypatch.setattr(game, "settings", replace(FEW, frame_ms=frame_ms))
     game.renew()
     loaded._until_complete(loaded.flight.pose(0.0))
@@ -386,7 +387,9 @@ def test_deferrable_work_runs_in_spare_frame_time(loaded, game, monkeypatch, fra
     for _ in range(28):
         (sample,) = draw_frames(loaded)
         pieces.append(len({SELECTING, BOUNDING, REQUESTING} & sample.parts.keys()))
-        assert sum(sample.parts.values()) > 0.95 * sample.frame_ms
+        explained.append(sum(sample.parts.values()) / sample.frame_ms)
+    # another program may take the core between two looks at a clock
+    assert median(explained) > 0.95
     assert 1 <= done["_publish"] <= 4 and 27 <= done["end_frame"] <= 28
     assert max(pieces) <= most_pieces
 
