@@ -22,6 +22,7 @@ from cml_engine.errors import FloatRange, IntegerRange
 from cml_engine.io import write_atomically
 
 if TYPE_CHECKING:  # what needs a GPU is imported when there is one
+    from cml_engine.demo_game.cores import CoreWatch
     from cml_engine.demo_game.game import Settings
     from cml_engine.demo_game.render.quality import Quality
 
@@ -42,7 +43,8 @@ KEYS = """keys in the window:
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, cores: CoreWatch | None = None) -> int:
+    """Runs the command and returns the exit code; ``cores`` says which ones others keep busy."""
     options = parser().parse_args(argv)
     say("starting")  # the imports of a first start take seconds
     problem = "" if options.headless or options.compare else why_no_window()
@@ -50,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"{problem}: a flight without a window, with and without networks, and a film of it")
         options.headless = options.tour = True
     options.frames = options.frames or (TOUR_FRAMES if options.tour else FRAMES)
-    return exit_code_of(lambda: run(options))
+    return exit_code_of(lambda: run(options, cores))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -143,7 +145,7 @@ def why_no_window() -> str:
     return "" if has_surfaces() else "the Vulkan driver cannot draw to a window"
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, cores: CoreWatch | None = None) -> int:
     """Plays the game in a window, or flies without one; returns the exit code.
 
     Without a GPU it computes tiles on the CPU and draws a map.
@@ -156,7 +158,7 @@ def run(options: argparse.Namespace) -> int:
 
         check_panels(options.panels)
     try:
-        gpu = cml.Gpu()
+        gpu = open_gpu(cores)
     except cml.DeviceError as error:
         if options.planet is not None:
             raise
@@ -185,6 +187,20 @@ def run(options: argparse.Namespace) -> int:
         window.game.watch.on_change = say
     run_window(window)
     return 0
+
+
+def open_gpu(cores: CoreWatch | None) -> cml.Gpu:
+    """Returns the GPU; a software driver gets no core that other processes keep busy."""
+    taken = 0 if cores is None else cores.count_taken()
+    if cores is None or not taken:
+        return cml.Gpu()
+    cores.leave(taken)
+    gpu = cml.Gpu()
+    if gpu.limits.software:
+        say(f"other programs keep {taken} of {len(cores.cores)} cores busy: the game leaves them")
+    else:
+        cores.leave(0)
+    return gpu
 
 
 def need_extra(window: bool, overlay: bool) -> None:
