@@ -356,6 +356,7 @@ class _ErrorConversion:
             raise device_error(error) from error
 
 
+#: the conversion of wgpu's errors alone, which frames enter many times
 _WGPU_ERRORS = _ErrorConversion((wgpu.GPUError,))
 
 
